@@ -140,3 +140,24 @@ def random_problem(seed: int, few: bool, large: bool = False) -> Convolution:
     image, filters = (g.choice((1, 2, 3)), depth * groups, *sizes), (made * groups, depth, *taps)
     dtype = g.choice((f32, f32, bf16, f16))
     return Convolution(image, filters, stride, padding, dilation, groups, g.random() < 0.6, dtype, g.randrange(4))
+
+
+def random_boxed(seed: int, large: bool = False) -> Convolution:
+    """One whose channels are last and begin at multiples of 16 bytes, without a prologue: what TMA reads."""
+    g = random.Random(seed)
+    rank = g.choice((1, 2, 2, 2, 3))
+    groups = g.choice((1, 1, 1, 2)) if rank < 3 else 1
+    depth, made = g.choice(((8, 16, 24, 72), (32, 72, 136))[large]), g.choice(((8, 40, 64, 72), (64, 144, 304))[large])
+    taps = [g.choice((1, 2, 3, 3, 4)) for _ in range(rank)]
+    taps[-1] = max(2, taps[-1])
+    dilation = [g.choice((1, 1, 2, 3)) for _ in taps]
+    stride = [g.choice((1, 1, 2, 3)) for _ in taps]
+    reach = [(t - 1) * d + 1 for t, d in zip(taps, dilation, strict=True)]
+    lengths = ((5, 9, 13), (29, 40, 61))[large] if rank < 3 else ((3, 5, 6), (9, 14))[large]
+    least = [n + step for n, step in zip(reach, stride, strict=True)]  # two positions along each dimension
+    sizes = [g.choice((n, n + 1, *(max(n, length) for length in lengths))) for n in least]
+    sizes[-1] = max(sizes[-1], reach[-1] + 5)
+    padding = [g.choice((0, 1, 1, 2, 4)) for _ in taps]
+    image, filters = (g.choice((1, 2, 3)), depth * groups, *sizes), (made * groups, depth, *taps)
+    steps = tuple(tuple(one) for one in (stride, padding, dilation))
+    return Convolution(image, filters, *steps, groups, dtype=g.choice((f16, bf16)), slots=g.randrange(3))

@@ -9,13 +9,23 @@ import torch
 from torch import Tensor
 
 from bench import smoke
-from bench.conv_problems import Convolution, FilterGradient, Problem, bf16, f16, f32, random_gradient, random_problem
+from bench.conv_problems import (
+    Convolution,
+    FilterGradient,
+    Problem,
+    bf16,
+    f16,
+    f32,
+    random_boxed,
+    random_gradient,
+    random_problem,
+)
 from bench.smoke import Check, Task
 from kgen.only import Pick, only
 
 # Largest error of an element against the largest number, by type: float32 may be rounded to TF32.
 TOLERANCE = {bf16: 0.02, f16: 4e-3, f32: 4e-3}
-DIRECT, WEIGHT = "triton_conv_direct", "triton_conv_weight"
+DIRECT, WEIGHT, BOXED = "triton_conv_direct", "triton_conv_weight", "triton_conv_warp_specialized"
 
 # Problems for all configurations: tiles cross rows and images.
 GEMM_CASES = (
@@ -24,6 +34,17 @@ GEMM_CASES = (
     Convolution((2, 136, 23, 31), (96, 68, 5, 2), (2, 1), (3, 4), (1, 3), groups=2, last=False, dtype=f16),
     Convolution((2, 40, 15, 17), (72, 40, 3, 3), (1, 2), (0, 5), (2, 1), dtype=f32, slots=3),
     Convolution((2, 48, 6, 14, 15), (64, 48, 3, 3, 3), (1, 1, 1), (1, 1, 1), (1, 1, 1)),
+)
+BOXED_CASES = (
+    GEMM_CASES[0],
+    GEMM_CASES[1],
+    Convolution((8, 256, 56, 56), (256, 256, 3, 3), (1, 1), (1, 1), (1, 1), slots=2),
+    Convolution((5, 64, 30, 31), (304, 64, 3, 3), (2, 2), (1, 1), (1, 1), dtype=f16),
+    Convolution((3, 136, 23, 29), (96, 136, 5, 2), (2, 1), (3, 4), (1, 3), slots=2),
+    Convolution((2, 144, 23, 31), (96, 72, 3, 3), (1, 3), (1, 2), (2, 1), groups=2),
+    Convolution((2, 72, 300), (136, 72, 4), (1,), (3,), (1,), dtype=f16),
+    Convolution((2, 48, 6, 14, 15), (64, 48, 3, 3, 3), (1, 1, 1), (1, 1, 1), (1, 1, 1)),
+    Convolution((2, 24, 9, 17, 15), (72, 24, 3, 3, 3), (2, 1, 2), (1, 2, 0), (1, 2, 1), dtype=f16, slots=0),
 )
 DIRECT_CASES = (
     Convolution((3, 96, 29, 37), (96, 1, 7, 7), (1, 1), (3, 3), (1, 1), groups=96, slots=2),
@@ -45,6 +66,8 @@ def tasks_of(template: str, count: int = RANDOM) -> list[Task]:
     """All configurations on the problems of a template, then one each on random problems."""
     if template == WEIGHT:
         fixed, drawn = WEIGHT_CASES, [random_gradient(seed, large=True) for seed in range(count)]
+    elif template == BOXED:
+        fixed, drawn = BOXED_CASES, [random_boxed(seed, large=True) for seed in range(count)]
     else:
         few = template == DIRECT
         fixed, drawn = (DIRECT_CASES if few else GEMM_CASES), [random_problem(seed, few, large=True) for seed in range(count)]

@@ -35,7 +35,7 @@ from kgen.only import Pick, only
 from kgen.templates.contract import Config
 
 Function = Callable[..., Any]
-TEMPLATES = ("triton_conv", "triton_conv_direct", "triton_conv_weight")
+TEMPLATES = ("triton_conv", "triton_conv_direct", "triton_conv_weight", "triton_conv_warp_specialized")
 CONFIGS = "configs"
 
 
@@ -101,6 +101,10 @@ class Candidate:
         values = dict(self.config.values)
         tile = "x".join(str(value) for name, value in values.items() if name.startswith("BLOCK_"))
         more = "" if values.get("FLATTEN", 1) else " nested"
+        if box := [str(value) for name, value in reversed(values.items()) if name.startswith("BOX_") and value > 1]:
+            more += f", box {'x'.join(box)}, {values['EPILOGUE_SUBTILES']} subtiles" + (
+                ", cooperative" if values["COOPERATIVE"] else ""
+            )
         return f"{self.template.removeprefix('triton_')} {tile}, {values['WARPS']} warps, {values['STAGES']} stages{more}"
 
     def contender(self, interpreted: bool) -> Contender:

@@ -98,6 +98,12 @@ class KernelTemplate:
         Every call of ``C.store`` begins at a multiple of it: reductions in an epilogue count on that."""
         return {}
 
+    def tile_shapes(self, problem: Problem, config: Config) -> Mapping[str, tuple[int, ...]]:
+        """In Gluon, by composite axis, how many indices of each of its loops a tile has, outermost first, as
+        ``{"m": (2, 8, 8)}``: powers of two, as many together as its `BLOCK_` knob says. What slots take along such an axis are
+        rows of tiles, one tile behind the other: one that reaches past an end of a loop has rows that are no index."""
+        return {}
+
     def grid(self, problem: Problem, config: Config) -> Expr | int:
         """The number of programs: one for each tile of the first result."""
         return problem.blocks(config)

@@ -29,6 +29,7 @@ BUILT_IN = (
     "kgen.templates.triton.kernels.attention_backward",
     "kgen.templates.triton.kernels.attention_warp_specialized",
     "kgen.templates.triton.kernels.conv",
+    "kgen.templates.triton.kernels.conv_warp_specialized",
     "kgen.templates.triton.kernels.conv_weight",
     "kgen.templates.triton.kernels.grouped_matmul",
     "kgen.templates.cpp.kernels.matmul",

@@ -31,6 +31,7 @@ PROTOCOL = (
     "write",
     "send", "written",
 )  # fmt: skip
+WARP_GROUPS = Path(str(templates.__file__)).parent / "device" / "warp_groups.py"
 
 
 class WaitsForever(AssertionError):
@@ -169,9 +170,13 @@ class Program:
         names["ws"] = self._warp_groups(names)
         exec(compile(_without_imports(kernel.source), kernel.name, "exec"), names)
         main = names[kernel.name]
-        given = [_parameter(kind) for kind in kernel.signature]
+        given = self._given(kernel)
         assert len(inspect.signature(main).parameters) == len(given)
         main(*given)
+
+    def _given(self, kernel: TritonKernel) -> list[Any]:
+        """What stands for the kernel's parameters."""
+        return [_parameter(kind) for kind in kernel.signature]
 
     def _names(self) -> dict[str, Any]:
         def of_numbers(choose: Callable[[int, int], int]) -> Callable[[Any, Any], Any]:
@@ -205,8 +210,7 @@ class Program:
             "fence_async_shared": Anything(), "mma_v2": Anything(), "warpgroup_mma": Anything(),
             "warpgroup_mma_init": Anything(), "warpgroup_mma_wait": Anything(),
         }  # fmt: skip
-        text = (Path(str(templates.__file__)).parent / "device" / "warp_groups.py").read_text()
-        exec(compile(_without_imports(text), "warp_groups.py", "exec"), stubs)
+        exec(compile(_without_imports(WARP_GROUPS.read_text()), "warp_groups.py", "exec"), stubs)
 
         class WarpSpecialized(Anything):
             def __getattr__(self, name: str) -> Any:

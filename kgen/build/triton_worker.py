@@ -27,7 +27,7 @@ from types import ModuleType
 from typing import Any
 
 from kgen.build.ptx import repaired
-from kgen.rendered.tensor_map import map_block, map_rank, widths
+from kgen.rendered.tensor_map import map_block, map_rank, plain_kind, widths
 
 _PARENT_CHECK_S = 5.0
 _LIBRARY = "kgen.templates.triton.device.library"  # what kernels import
@@ -167,7 +167,7 @@ def compile_kernel(folder: Path, request: dict[str, Any]) -> None:
 
     os.environ["TRITON_CACHE_DIR"] = str(folder / "triton")
     function = getattr(_module(folder / f"{request['name']}.py"), request["name"])
-    signature = dict(zip(function.arg_names, request["signature"], strict=True))
+    signature = dict(zip(function.arg_names, map(plain_kind, request["signature"]), strict=True))
     attributes = {(k,): [["tt.divisibility", 16]] for k, multiple in enumerate(request["divisible"]) if multiple}
     options = {**dict(request["options"]), "num_warps": request["num_warps"], "num_stages": request["num_stages"]}
     options["launch_pdl"] = options.get("launch_pdl", False) and request["arch"] >= _HOPPER

@@ -24,7 +24,7 @@ enum class Kind : uint8_t { Pointer, Int32, Int64, Map };
 constexpr int kMaxRank = 5;
 
 struct Format {  // MapFormat in kgen/rendered/tensor_map.py
-  int32_t rank, element, element_bytes, swizzle, box[kMaxRank];
+  int32_t rank, element, element_bytes, swizzle, box[kMaxRank], steps[kMaxRank];
 };
 
 struct Parameter {
@@ -177,8 +177,8 @@ CUtensorMap encode(Kernel& kernel, int device, const Format& format, const Place
   for (int d = 0; d < format.rank; ++d) {
     const int from = format.rank - 1 - d;
     sizes[d] = static_cast<uint64_t>(place.sizes[from]);
-    box[d] = static_cast<uint32_t>(format.box[from]);
-    steps[d] = 1;
+    steps[d] = static_cast<uint32_t>(format.steps[from]);
+    box[d] = static_cast<uint32_t>(format.box[from]) * steps[d];  // what is passed over counts
     if (d > 0) strides[d - 1] = static_cast<uint64_t>(place.strides[from] * format.element_bytes);
   }
   CUtensorMap made;

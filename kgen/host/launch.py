@@ -12,7 +12,7 @@ from kgen.build import cpp
 from kgen.device import DRIVER
 from kgen.errors import DriverNotFound, LaunchFailed
 from kgen.rendered.gpu_kernel import CompiledKernel
-from kgen.rendered.tensor_map import MAX_RANK, MapFormat, is_pointer, map_rank
+from kgen.rendered.tensor_map import MAX_RANK, MapFormat, is_pointer, map_rank, map_steps
 
 __all__ = ["GpuKernel", "launch_functions", "load_kernel"]
 
@@ -65,7 +65,8 @@ def _create_once(kernel: CompiledKernel, driver: str) -> GpuKernel:
     kinds = bytes(
         _kind(what) | (_DIVISIBLE if multiple else 0) for what, multiple in zip(kernel.signature, kernel.divisible, strict=True)
     )
-    formats = [number for found in kernel.maps for number in _format(found)]
+    descriptors = [what for what in kernel.signature if map_rank(what)]
+    formats = [number for found, what in zip(kernel.maps, descriptors, strict=True) for number in _format(found, what)]
     handle = _library(driver).kgen_create_kernel(
         kernel.name.encode(), kernel.function.encode(), kernel.cubin, ctypes.c_int64(len(kernel.cubin)), kinds, len(kinds),
         (ctypes.c_int32 * len(formats))(*formats), kernel.warps * 32, kernel.shared, len(kernel.scratch),
@@ -83,10 +84,11 @@ def _kind(what: str) -> int:
     return _MAP if map_rank(what) else _KINDS[what]
 
 
-def _format(found: MapFormat) -> list[int]:
-    """The struct Format of launch.cpp."""
-    box = [*found.box, *[0] * (MAX_RANK - len(found.box))]
-    return [len(found.box), found.element, found.element_bytes, found.swizzle, *box]
+def _format(found: MapFormat, what: str) -> list[int]:
+    """The struct Format of launch.cpp, of a parameter of type `what`."""
+    unused = [0] * (MAX_RANK - len(found.box))
+    box, steps = [*found.box, *unused], [*map_steps(what), *unused]
+    return [len(found.box), found.element, found.element_bytes, found.swizzle, *box, *steps]
 
 
 @functools.cache

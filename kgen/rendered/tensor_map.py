@@ -12,12 +12,18 @@ from dataclasses import dataclass
 from kgen.errors import InvalidTensorMap
 from kgen.ir.index import ZERO, Expr
 
-__all__ = ["MAX_RANK", "MapFormat", "TensorMap", "is_pointer", "map_block", "map_rank", "widths"]
+__all__ = [
+    "MAX_RANK", "MAX_SIDE", "MAX_STEP", "MapFormat", "TensorMap", "is_pointer", "map_block", "map_rank", "map_steps",
+    "plain_kind", "widths",
+]  # fmt: skip
 
 #: Of what the hardware knows.
 MAX_RANK = 5
+#: Elements that a transfer spans along a dimension, and of which it takes every so many.
+MAX_SIDE = 256
+MAX_STEP = 8
 
-_TYPE = re.compile(r"tensordesc<(\w+)\[([\d, ]+)\]>")
+_TYPE = re.compile(r"tensordesc<(\w+)\[([\d, ]+)\](?:, steps \[([\d, ]+)\])?>")
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,7 +33,10 @@ class TensorMap:
     `dtype` is Triton's name of the element type ("bf16"), `block` the block's sizes as in the kernel's ``load`` and ``store``.
     Sizes, strides and `offset` count elements; the offset is from where a pointer to `buffer` would point. The last stride
     is 1. When the kernel is launched, the others and the address must be multiples of 16 bytes (TensorMapRefused). A tensor
-    without elements is fine as long as the kernel leaves it alone."""
+    without elements is fine as long as the kernel leaves it alone.
+
+    Along a dimension a block has every `steps`-th element, counted from where it begins, so that a block of 8 with a step of 2
+    spans 16; no `steps`: all of them. The last dimension has no step."""
 
     buffer: str
     dtype: str
@@ -35,6 +44,7 @@ class TensorMap:
     sizes: tuple[Expr, ...]
     strides: tuple[Expr, ...]
     offset: Expr = ZERO
+    steps: tuple[int, ...] = ()
 
     def __post_init__(self) -> None:
         rank = len(self.block)
@@ -42,11 +52,21 @@ class TensorMap:
             raise InvalidTensorMap(buffer=self.buffer, rule=f"1 to {MAX_RANK} dimensions, as many in block, sizes and strides")
         if self.strides[-1].as_int() != 1:
             raise InvalidTensorMap(buffer=self.buffer, rule=f"a last stride of 1, got {self.strides[-1]}")
+        if self.steps and not self._steps_hold():
+            rule = f"steps from 1 to {MAX_STEP}, of the last dimension 1, that span at most {MAX_SIDE} elements in a block"
+            raise InvalidTensorMap(buffer=self.buffer, rule=f"{rule}, got {self.steps}")
+
+    def _steps_hold(self) -> bool:
+        if len(self.steps) != len(self.block) or self.steps[-1] != 1:
+            return False
+        spans = (step == 1 or step * side <= MAX_SIDE for step, side in zip(self.steps, self.block, strict=True))
+        return all(1 <= step <= MAX_STEP for step in self.steps) and all(spans)
 
     @property
     def type(self) -> str:
         """The parameter's type in a signature."""
-        return f"tensordesc<{self.dtype}[{', '.join(map(str, self.block))}]>"
+        steps = f", steps [{', '.join(map(str, self.steps))}]" if any(step > 1 for step in self.steps) else ""
+        return f"tensordesc<{self.dtype}[{', '.join(map(str, self.block))}]{steps}>"
 
     @property
     def numbers(self) -> tuple[Expr, ...]:
@@ -57,7 +77,7 @@ class TensorMap:
 @dataclass(frozen=True, slots=True)
 class MapFormat:
     """What the compiler decided about a descriptor. `element` and `swizzle` are the driver's numbers (CUtensorMapDataType,
-    CUtensorMapSwizzle), `box` the sizes of one transfer, which can be less than the kernel's block."""
+    CUtensorMapSwizzle), `box` the elements of one transfer, which can be less than the kernel's block."""
 
     element: int
     element_bytes: int
@@ -74,6 +94,19 @@ def map_block(kind: str) -> tuple[str, tuple[int, ...]]:
     """The element type and the block of the descriptor that a parameter of type `kind` is; an empty block when it is none."""
     found = _TYPE.fullmatch(kind)
     return ("", ()) if found is None else (found[1], tuple(map(int, found[2].split(","))))
+
+
+def map_steps(kind: str) -> tuple[int, ...]:
+    """The steps of the descriptor that a parameter of type `kind` is, each 1 where it has none."""
+    found = _TYPE.fullmatch(kind)
+    assert found is not None, kind
+    return tuple(map(int, found[3].split(","))) if found[3] else (1,) * map_rank(kind)
+
+
+def plain_kind(kind: str) -> str:
+    """The type without steps: these are the launcher's affair, a compiler knows nothing of them."""
+    found = _TYPE.fullmatch(kind)
+    return kind if found is None else f"tensordesc<{found[1]}[{found[2]}]>"
 
 
 def is_pointer(kind: str) -> bool:

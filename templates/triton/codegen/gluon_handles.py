@@ -71,7 +71,7 @@ class BoxedTile:
     def view(self, memory: str) -> str:
         """A tile in shared memory as the author wants it."""
         if len(self.block) > 2:
-            memory = f"{memory}.reshape([{', '.join(map(str, self.block[-2:]))}])"
+            memory = f"{memory}.reshape([{math.prod(self.block[:-1])}, {self.block[-1]}])"
         return f"{memory}.permute((1, 0))" if self.turned else memory
 
     def leaving(self, indices: Sequence[str], value: str) -> str:

@@ -16,8 +16,9 @@ from kgen.templates.problem import Input
 from kgen.templates.slots import Index, OperandSlot, ResultSlot
 from kgen.templates.triton.codegen.gluon_handles import BoxedTile, Kept, Leaving, Reads, Ring, Writes
 from kgen.templates.triton.codegen.slots import Slots, Stored
+from kgen.templates.triton.codegen.tma_box import BoxAccess, BoxLayout, BoxOrder, epilogue_tiles_of, operand_box
 from kgen.templates.triton.codegen.tma_layout import Access, ByEights, TmaLayout, tma_accesses, tma_layout
-from kgen.templates.triton.codegen.tma_moves import Window
+from kgen.templates.triton.codegen.tma_moves import Move, Window, digit
 
 NO_READS, NO_WRITES = Reads(()), Writes()
 
@@ -93,10 +94,16 @@ class GluonSlots(Slots):
     """Renders the slots of one problem under one configuration. `tiles` is what the epilogue may move by TMA, in the order
     in which it does: known before anything is rendered."""
 
-    tiles: dict[Access, BoxedTile] = field(init=False)
+    tiles: dict[Access | BoxAccess, BoxedTile] = field(init=False)
+    orders: dict[str, BoxOrder] = field(init=False)  # of axes of which tiles have several loops
 
     def __post_init__(self) -> None:
         template, config = self.problem.template, self.config
+        shapes = template.author.tile_shapes(self.problem, config)
+        self.orders = {axis: BoxOrder(self.problem.loops[axis], box) for axis, box in shapes.items()}
+        if self.orders:
+            self.tiles = self._epilogue_tiles()
+            return
         [result, *_] = template.results
         lengths = {axis: self.problem.side(axis, config) for axis in template.results[result].axes}
         found = {one: one.tma_layout.map(lengths) for one in tma_accesses(self.problem, result)}
@@ -113,8 +120,18 @@ class GluonSlots(Slots):
 
     # ---- handles ----------------------------------------------------------------------------------------------------
 
+    def _epilogue_tiles(self) -> dict[Access | BoxAccess, BoxedTile]:
+        """What the epilogue may move where its tiles have several loops."""
+        [result, *_] = self.problem.template.results
+        axes = self.problem.template.results[result].axes
+        lengths = {axis: self.problem.side(axis, self.config) for axis in axes}
+        found = {one: self._box(one.layout, axes, lengths) for one in epilogue_tiles_of(self.problem, result)}
+        return {one: box for one, box in found.items() if box is not None}
+
     def ring(self, slot: GluonOperand, name: str, stages: int) -> Ring:
         one = self.problem.members[slot.number][slot.name]
+        if outer := next((axis for axis in one.axes if axis in self.orders), None):
+            return Ring(name, stages, self._used(self._operand_box(one, outer)), slot.number, slot.summed)
         found = self._lying(one)
         box = found.map(self._blocks(one))
         assert box is not None, f"tiles of {one.name} are too large for a descriptor"
@@ -173,6 +190,41 @@ class GluonSlots(Slots):
         return BoxedTile(
             descriptor, box.block, found.dtype, turned, lambda indices: self.placed(found, descriptor, place(indices))
         )
+
+    def _operand_box(self, one: Input, outer: str) -> BoxedTile:
+        """An operand's tiles along the axis `outer`."""
+        lengths = self._blocks(one)
+        [inner] = (axis for axis in lengths if axis != outer)
+        layout = operand_box(self.problem, one.name, outer, inner)
+        assert isinstance(layout, BoxLayout), layout
+        made = self._box(layout, one.axes, lengths)
+        assert made is not None, f"tiles of {one.name} are too large for a descriptor"
+        return made
+
+    def _box(self, layout: BoxLayout, axes: Sequence[str], lengths: Mapping[str, int]) -> BoxedTile | None:
+        """Tiles of so many rows and columns; None where they are too large for a descriptor."""
+        order = self.orders[layout.outer]
+        lengths_of = dict(zip(order.loops, order.part(lengths[layout.outer]), strict=True))
+        box = layout.map(lengths_of, lengths[layout.inner])
+        if isinstance(box, str):
+            return None
+        descriptor = self.descriptor(box)
+
+        def move(indices: Sequence[str]) -> Move:
+            at = dict(zip(axes, indices, strict=True))
+            origin = layout.origin(self._loop_indices(layout, at), at[layout.inner])
+            return Move(descriptor, tuple(origin), ("", ""), turned=False)
+
+        return BoxedTile(descriptor, box.block, layout.dtype, False, move)
+
+    def _loop_indices(self, layout: BoxLayout, at: Mapping[str, str]) -> dict[Var, str]:
+        """The index of each loop where a box begins, but for those of its columns, from the indices of axes."""
+        order, text = self.orders[layout.outer], self.emitter((), (), {}, {}).text
+        found = dict(zip(order.loops, order.indices(at[layout.outer]), strict=True))
+        for axis in (axis for axis in at if axis not in (layout.outer, layout.inner)):
+            loops = self.problem.loops[axis]
+            found |= {v: digit(at[axis], loops, v, text) for v in loops}
+        return found
 
     def _used(self, tile: BoxedTile) -> BoxedTile:
         """The tile, whose descriptor is a parameter of the kernel from now on."""
@@ -235,7 +287,24 @@ class GluonSlots(Slots):
             raise ValueError(f"{self.problem.template.name}: a store in Gluon has to know the layout")
         tile_axes = [axis for axis in axes if self.problem.template.block(axis)]
         slice_layouts = {axis: f"gl.SliceLayout({1 - k}, {layout})" for k, axis in enumerate(tile_axes)}
-        return self._spread(axes, starts, lengths, lambda axis, length: f"gl.arange(0, {length}, {slice_layouts[axis]})")
+        lines, names = self._spread(
+            axes, starts, lengths, lambda axis, length: f"gl.arange(0, {length}, {slice_layouts[axis]})"
+        )
+        return [*lines, *(line for axis in tile_axes if axis in self.orders for line in self._in_box_order(axis))], names
+
+    def _in_box_order(self, axis: str) -> list[str]:
+        """Statements that make the axis' indices of a vector of rows. Past the end of a loop they are past that of the axis."""
+        rows, order = f"r{axis}", self.orders[axis]
+        names = [f"{rows}{k}" for k in range(len(order.loops))]
+        self.parameters.made_names.update(names)
+        index, inside = order.index(names)
+        lines = [f"{name} = {place}" for name, place in zip(names, order.indices(rows), strict=True)]
+        return [*lines, f"{rows} = tl.where({inside}, {index}, {self.size(axis)})" if inside else f"{rows} = {index}"]
+
+    def _side(self, axis: str, block: str, index: Index) -> tuple[bool, str]:
+        if axis in self.orders:
+            return not self.orders[axis].filled, block
+        return Slots._side(self, axis, block, index)
 
 
 def _memory(prefix: str, tile: BoxedTile) -> str:
@@ -246,7 +315,7 @@ def _memory(prefix: str, tile: BoxedTile) -> str:
 class Moves:
     """How the epilogue of one tile reads and writes through shared memory that the author has given it."""
 
-    tiles: Mapping[Access, BoxedTile]
+    tiles: Mapping[Access | BoxAccess, BoxedTile]
     indices: Sequence[str]
     through: Through
 

@@ -59,14 +59,14 @@ def move(found: TmaLayout, name: str, tile: Window, text: IndexText, static: boo
     origin: list[str] = []
     for axis, loop in zip(found.axes, found.loops, strict=True):
         single = axis not in tile.lengths and loop is not None
-        place = _digit(tile.starts[axis], tile.loops[axis], loop, text) if single else tile.starts[axis]
+        place = digit(tile.starts[axis], tile.loops[axis], loop, text) if single else tile.starts[axis]
         origin.append(place if static else f"tl.cast({place}, tl.int32)")
     first, second = found.axes[-2:]
     wanted = tuple(axis for axis in tile.axes if axis in (first, second))
     return Move(name, tuple(origin), (tile.lengths[first], tile.lengths[second]), wanted != (first, second))
 
 
-def _digit(index: str, loops: tuple[Var, ...], loop: Var | None, text: IndexText) -> str:
+def digit(index: str, loops: tuple[Var, ...], loop: Var | None, text: IndexText) -> str:
     """One loop of a composite axis as a digit of its index."""
     assert loop is not None
     after = ix.product(v.extent for v in loops[loops.index(loop) + 1 :])

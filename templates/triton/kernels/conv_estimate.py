@@ -71,6 +71,20 @@ def implicit_gemm(problem: Problem, config: Config, needs: Resources) -> float:
     return LAUNCH + max(busy, streaming(problem)) + START
 
 
+def warp_specialized(problem: Problem, config: Config, tiles_of_positions: int) -> float:
+    """The time of tiles whose operands TMA brings while others are multiplied: of two warp groups that share each tile, or have
+    one each, of which one multiplies while the other one's epilogue runs."""
+    device, area = problem.device, config.BLOCK_M * config.BLOCK_N
+    tiles = problem.size("g") * tiles_of_positions * math.ceil(problem.size("n") / config.BLOCK_N)
+    steps = problem.size("t") * math.ceil(problem.size("c") / config.BLOCK_C)
+    share = next(rate for least, rate in SMALL_RATES if area >= least)
+    arithmetic = 2 * area * config.BLOCK_C / (problem.rate / device.compute_units) / share
+    loaded = (config.BLOCK_M + config.BLOCK_N) * config.BLOCK_C * problem.main_dtype.itemsize / L2_RATE
+    epilogue = START if config.COOPERATIVE else START / 2
+    busy = math.ceil(tiles / device.compute_units) * (steps * max(arithmetic, loaded) + epilogue)
+    return LAUNCH + max(busy, streaming(problem)) + START
+
+
 def weight_gradient(problem: Problem, config: Config) -> float:
     """The time of tiles whose sums over positions are split into parts, with the memory traffic of these parts."""
     device, area = problem.device, config.BLOCK_M * config.BLOCK_N

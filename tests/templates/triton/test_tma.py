@@ -24,7 +24,7 @@ from kgen.host.assemble import Assembled
 from kgen.host.compiled import Blueprint, HostGraph
 from kgen.ir.index import Expr, constant
 from kgen.rendered.kernel_call import KernelCall
-from kgen.rendered.tensor_map import MapFormat, TensorMap, map_block, map_rank, widths
+from kgen.rendered.tensor_map import MapFormat, TensorMap, map_block, map_rank, map_steps, plain_kind, widths
 from tests.host.test_launch import call
 
 BF16 = "tensordesc<bf16[128, 64]>"
@@ -58,6 +58,27 @@ def test_a_descriptors_type_and_numbers():
 def test_what_no_descriptor_can_be(block, sizes, strides, rule):
     with pytest.raises(InvalidTensorMap, match=rule):
         TensorMap("x", "fp32", block, numbers(*sizes), numbers(*strides))
+
+
+STEPS = "tensordesc<bf16[2, 8, 64], steps [1, 2, 1]>"
+
+
+@pytest.mark.none
+def test_steps_are_part_of_a_descriptors_type():
+    made = TensorMap("x", "bf16", (2, 8, 64), numbers(9, 30, 64), numbers(1920, 64, 1), steps=(1, 2, 1))
+    assert made.type == STEPS
+    assert (map_block(STEPS), map_steps(STEPS)) == (("bf16", (2, 8, 64)), (1, 2, 1))
+    assert (plain_kind(STEPS), widths(STEPS)) == ("tensordesc<bf16[2, 8, 64]>", widths(plain_kind(STEPS)))
+    assert replace(made, steps=(1, 1, 1)).type == replace(made, steps=()).type == plain_kind(STEPS)
+    assert (map_steps(BF16), plain_kind("i32")) == ((1, 1), "i32")
+
+
+@pytest.mark.none
+@pytest.mark.parametrize("steps", [(1, 2), (1, 9, 1), (1, 0, 1), (1, 2, 2), (1, 8, 1)])
+def test_steps_that_no_descriptor_has(steps):
+    """Too few, too large, none, along the last dimension, and so large that a block spans more than 256 elements."""
+    with pytest.raises(InvalidTensorMap, match="steps from 1 to 8"):
+        TensorMap("x", "bf16", (2, 64, 64), numbers(9, 30, 64), numbers(1920, 64, 1), steps=steps)
 
 
 @pytest.mark.none
@@ -145,6 +166,16 @@ def test_what_the_driver_is_asked_for(stub):
     address, sizes, strides, box, steps = 4096 + 8 * 4, [70, 6, 5], [200 * 4, 1200 * 4], [16, 8, 2], [1, 1, 1]
     assert stub.list("encode", 18) == [7, 3, address, *sizes, *strides, *box, *steps, 0, 2, 2, 0]
     assert stub.list("arguments", 7) == [address, 5, 6, 70, 1200, 200, 1]
+
+
+@pytest.mark.cpu
+def test_what_the_driver_is_asked_for_with_steps(stub):
+    """A transfer's sides count what it passes over."""
+    kernel = by_hand("tensordesc<bf16[2, 4, 8, 64], steps [1, 2, 3, 1]>", formats=(MapFormat(9, 2, 3, (2, 4, 8, 64)),))
+    stub.expect("miiiillll")
+    assert call(kernel, pointers=[4096], integers=(0, 5, 6, 7, 64, 3000, 512, 64, 1)) is None
+    sizes, strides = [64, 7, 6, 5], [128, 1024, 6000]
+    assert stub.list("encode", 22) == [9, 4, 4096, *sizes, *strides, 64, 24, 8, 2, 1, 3, 2, 1, 0, 3, 2, 0]
 
 
 @pytest.mark.cpu
