@@ -12,7 +12,7 @@ import torch.nn.attention.flex_attention as flex_module
 from torch import Tensor
 from torch.nn.attention.flex_attention import AuxRequest, create_block_mask, flex_attention
 
-from kgen.ir.plan import Kernel, Schedule
+from kgen.ir.plan import Schedule, members
 from tests.attention_plans import training_plans
 from tests.attention_spellings import SPELLINGS, Spelling
 
@@ -26,7 +26,8 @@ TAKEN = {
 
 
 def templates(plan: Schedule) -> list[str]:
-    chosen = [step.choice for step in plan.steps if isinstance(step, Kernel) and step.choice is not None]
+    """Of the kernels, those in one launch among them."""
+    chosen = [one.choice for step in plan.kernels for one in members(step) if one.choice is not None]
     return [str(getattr(one.template, "name", one.template)) for one in chosen]
 
 
