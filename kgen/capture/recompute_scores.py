@@ -252,6 +252,15 @@ class _Rewrite:
         for node in [one for one in self.graph.nodes if one in self.backward]:
             self._replace_padding(node)
         lse = self._log_sum_exp()
+        self._recompute(lse)
+        self._mark()
+        for node in [one for one in self.graph.nodes if one in self.backward]:
+            columns = _columns_of(node)
+            if columns is not None and columns[0].meta["val"].shape[-1] == self.softmax.scores.meta["val"].shape[-1]:
+                self._replace_columns(node, *columns)
+
+    def _recompute(self, lse: Node) -> None:
+        """Backward reads copies of the weights, and of what is made of them."""
         again = {self.softmax.weights: self._weights(lse), **self._rows_with_scores(lse)}
         for node in self._elementwise_of(again):
             with self.graph.inserting_after(max(node, *(again[one] for one in node.all_input_nodes if one in again))):
@@ -259,6 +268,9 @@ class _Rewrite:
                 _recomputed(again[node])
         for node, copy in again.items():
             node.replace_all_uses_with(copy, delete_user_cb=lambda user: user in self.backward)
+
+    def _mark(self) -> None:
+        """Says what may not be saved."""
         roots = [self.softmax.scores, *(one for node in self.found.after for one in node.all_input_nodes)]
         for node in _behind_elementwise(roots, _matrix(self.softmax.scores)):
             if node not in (self.softmax.weights, *self.found.after) and (_is_elementwise(node) or _grows(node)):
@@ -266,10 +278,6 @@ class _Rewrite:
                     _recomputed(one)
         for node in itertools.chain(*map(_repeated, self.found.contractions)):
             _recomputed(node)
-        for node in [one for one in self.graph.nodes if one in self.backward]:
-            columns = _columns_of(node)
-            if columns is not None and columns[0].meta["val"].shape[-1] == self.softmax.scores.meta["val"].shape[-1]:
-                self._replace_columns(node, *columns)
 
     def _elementwise_of(self, roots: Iterable[Node]) -> list[Node]:
         """What forward makes elementwise of nodes, in order."""
@@ -326,11 +334,12 @@ class _Rewrite:
         found = next((one for f in self.found.contractions if (one := _row_sum(node, f, self.softmax))), None)
         if found is None:
             return
-        gradient, result = found
+        gradient, result, factor = found
         value = node.meta["val"]
         with self.graph.inserting_before(node):
             terms = self._call(aten.mul.Tensor, *(self._cast(one, torch.float32) for one in (gradient, result)))
             total = self._call(aten.sum.dim_IntList, terms, [-1], True)
+            total = total if factor == 1.0 else self._call(aten.mul.Tensor, total, factor)
             made = self._cast(self._call(aten.view.default, total, list(value.shape)), value.dtype)
         node.replace_all_uses_with(made)
         self.graph.erase_node(node)
@@ -420,8 +429,9 @@ class Factors:
     tensors: Counter[Any]
 
 
-def _row_sum(node: Node, contraction: Node, softmax: Softmax) -> tuple[Node, Node] | None:
-    """A gradient g and the result O of a contraction with ``node = sum over v of g O``, see the head of this file."""
+def _row_sum(node: Node, contraction: Node, softmax: Softmax) -> tuple[Node, Node, float] | None:
+    """A gradient g, the result O of a contraction and a factor f with ``node = f * sum over v of g O``, see the head of this
+    file."""
     weights, values = _args(contraction)
     if node.kwargs or not _is_last(node):
         return None
@@ -430,14 +440,17 @@ def _row_sum(node: Node, contraction: Node, softmax: Softmax) -> tuple[Node, Nod
     if _elements(added) != _elements(softmax.scores) or added.meta["val"].shape[-1] != size:
         return None
     inside, whole = _without_padding(_factors(added, size)), _of_columns(_factors(weights, kept), size)
-    if whole.tensors - inside.tensors or not math.isclose(inside.number, whole.number, rel_tol=1e-5):
+    if whole.tensors - inside.tensors or whole.number == 0:
         return None
+    factor = inside.number / whole.number
     rest = list((inside.tensors - whole.tensors).elements())
     rows = _elements(softmax.scores) // size
     if len(rest) != 1 or not _calls(rest[0], contraction.target) or {_elements(rest[0]), _elements(weights)} != {rows * kept}:
         return None
     gradient, turned = _args(rest[0])
-    return (gradient, contraction) if _exchanges_last(turned) and turned.args[0] is values else None
+    if not _exchanges_last(turned) or turned.args[0] is not values:
+        return None
+    return gradient, contraction, 1.0 if math.isclose(factor, 1.0, rel_tol=1e-5) else factor
 
 
 def _columns_of(node: Node) -> tuple[Node, Columns] | None:
@@ -459,7 +472,9 @@ def _padded(node: Any) -> tuple[Node, Columns] | None:
     return None if with_base is None or not _is_static(inner) else (inner, with_base)
 
 
-def _columns_at(value: torch.Tensor, axis: int = 0, begin: int | None = None, end: int | None = None, step: int = 1) -> Columns | None:
+def _columns_at(
+    value: torch.Tensor, axis: int = 0, begin: int | None = None, end: int | None = None, step: int = 1
+) -> Columns | None:
     """The run of the last axis that a slice with these arguments is of."""
     size = value.shape[-1]
     ends = [0 if begin is None else begin, size if end is None else end]

@@ -16,11 +16,12 @@ from kgen.ir.plan import Schedule, members
 from kgen.scheduler.analysis.memory import writes
 from tests.attention_plans import training_plans
 from tests.attention_spellings import SPELLINGS, Spelling
+from tests.templates.triton.test_triton_attention import edges_of, problem_of
 
 LENGTH, HEAD = 96, 16
 # Kernels of forward and of backward on a GPU, where templates take both: backward has one for values, one for queries and keys,
-# and the sums of rows. Gradients of heads that share keys are added up in one more, and so is that of a sink. On CPUs no launch is saved: queries and keys
-# have one each.
+# and the sums of rows. Gradients of heads that share keys are added up in one more, and so are those of a sink. On CPUs no launch
+# is saved: queries and keys have one each.
 TAKEN = {
     "GPT-2": (1, 3), "BERT": (1, 3), "ALiBi": (1, 3), "softcap": (1, 3), "sliding window": (1, 3), "prefix": (1, 3),
     "documents": (1, 3), "grouped heads": (1, 4), "sink": (1, 4),
@@ -57,6 +58,27 @@ def test_spellings_are_few_kernels(name: str, gpu: bool) -> None:
     assert [one for one in both if "attention" in one] == own
     assert not matrices(forward, 2)
     assert not matrices(backward, 2)
+
+
+@pytest.mark.parametrize("gpu", [True, pytest.param(False, marks=pytest.mark.slow)])
+def test_differential_attention_stores_no_weights(gpu: bool) -> None:
+    """A kernel for each softmax, the second one with the sum. Both gradients of values are summed, too; sums of rows are one
+    launch, as the gradients of all queries and keys are on a GPU; those of the halves are joined."""
+    spelling = SPELLINGS["differential"]
+    forward, backward = training_plans(spelling.function, *arguments(spelling), gpu=gpu)
+    language = "triton" if gpu else "cpp"
+    assert templates(forward) == [f"{language}_attention"] * 2
+    assert sum("attention" in one for one in templates(backward)) == 6
+    assert (len(forward.steps), len(backward.steps)) == (2, 5 if gpu else 8)
+    assert not matrices(forward, 2)
+    assert not matrices(backward, 2)
+
+
+def test_a_sinks_column_comes_first() -> None:
+    """So the columns that a causal mask keeps are one run: no tile behind the diagonal is made."""
+    problem, configs = problem_of(SPELLINGS["sink"].function, *SPELLINGS["sink"].arguments(256, HEAD, torch.bfloat16))
+    config = next(c for c in configs if (c.BLOCK_M, c.BLOCK_N) == (64, 32))
+    assert [edges_of(problem, config, row)[-1] for row in range(0, 256, 64)] == [65, 129, 193, 257]
 
 
 @pytest.mark.parametrize("name", ["T5", "QK norm and rotary"])

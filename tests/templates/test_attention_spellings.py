@@ -10,9 +10,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from kgen.capture.rng import replace_random  # isort: skip  it defines an operator that the other one names
-from kgen.capture.recompute_scores import recompute_scores
-from tests.attention_plans import CPU, GPU
+from tests.attention_plans import CPU, GPU, before_split
 from tests.attention_spellings import SPELLINGS
 from tests.codegen import Row, gradients, report, run_rows
 
@@ -37,12 +35,27 @@ def row(name: str, dtype: torch.dtype, length: int) -> Row:
         first.extend(got[0])
 
     return Row(
-        f"{name} {length}", spelling.function, [args, args], agrees, externs=None, backward=True,
-        before_split=lambda gm: recompute_scores(replace_random(gm), lambda _: True),
-    )  # fmt: skip
+        f"{name} {length}", spelling.function, [args, args], agrees, externs=None, backward=True, before_split=before_split
+    )
 
 
 @pytest.mark.cpu
-def test_spellings_are_right() -> None:
-    failures = run_rows([row(name, torch.float32, length) for name in SPELLINGS for length in (LENGTH, 150)], only=CPU)
+def test_some_spellings_are_right() -> None:
+    """Those of which no template's own tests have the form."""
+    failures = run_rows([row(name, torch.float32, LENGTH) for name in ("differential", "sink")], only=CPU)
+    assert not failures, report(failures)
+
+
+@pytest.mark.cpu
+@pytest.mark.slow
+@pytest.mark.parametrize("dtype", TOLERANCE)
+def test_all_spellings_are_right(dtype: torch.dtype) -> None:
+    failures = run_rows([row(name, dtype, length) for name in SPELLINGS for length in (LENGTH, 150)], only=CPU)
+    assert not failures, report(failures)
+
+
+@pytest.mark.interpret
+@pytest.mark.slow
+def test_spellings_are_right_in_the_interpreter() -> None:
+    failures = run_rows([row(name, torch.float32, LENGTH) for name in SPELLINGS], only=GPU, gpu=True)
     assert not failures, report(failures)
