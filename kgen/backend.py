@@ -322,8 +322,8 @@ def split_sums(gm: GraphModule, config: Config) -> GraphModule:
         return gm
     from kgen.capture.weighted_sums import split_weighted_sums  # noqa: PLC0415  only where something is a softmax
 
-    joint = any(str(node.target).startswith("tangents") for node in gm.graph.nodes if node.op == "placeholder")
-    return split_weighted_sums(gm, partial(_takes_recomputed if joint else _takes_softmax, config))
+    trained = any(str(node.target).startswith("tangents") for node in gm.graph.nodes if node.op == "placeholder")
+    return split_weighted_sums(gm, partial(_takes_recomputed if trained else _takes_softmax, config))
 
 
 # Bytes of logits from which on backward makes their gradient in runs.

@@ -366,11 +366,11 @@ class _Rewrite:
 
     def _columns(self, node: Node, columns: Columns, known: dict[Node, Node]) -> Node:
         if node not in known:
-            known[node] = self._made_columns(node, columns, known)
-            if self.backward.isdisjoint(known[node].all_input_nodes):
-                _recomputed(known[node])
-            else:
-                self.backward.add(known[node])
+            known[node] = made = self._made_columns(node, columns, known)
+            if not self.backward.isdisjoint(made.all_input_nodes):
+                self.backward.add(made)
+            elif made not in node.all_input_nodes:  # what was there before may be dear
+                _recomputed(made)
         return known[node]
 
     def _made_columns(self, node: Node, columns: Columns, known: dict[Node, Node]) -> Node:
@@ -380,17 +380,17 @@ class _Rewrite:
             ends.append(ends[-1] + part.meta["val"].shape[-1])
             if (*ends[-2:],) == columns:
                 return part
-        if _calls(node, aten.constant_pad_nd.default):
-            inner, (before, *_), _ = _args(node)
+        if _calls(node, aten.constant_pad_nd.default) and len(_args(node)[1]) == 2:
+            inner, (before, _), _ = _args(node)
             if columns == (before, before + inner.meta["val"].shape[-1]):
                 return inner
         if _is_pointwise(node):
-            sliced = {
+            own = {
                 one: self._columns(one, columns, known)
                 for one in node.all_input_nodes
                 if one.meta["val"].dim() and one.meta["val"].shape[-1] == size
             }
-            return self._call(node.target, *map_arg(node.args, lambda one: sliced.get(one, one)), **node.kwargs)
+            return self._call(node.target, *map_arg(node.args, lambda one: own.get(one, one)), **node.kwargs)
         return self._call(aten.slice.Tensor, node, node.meta["val"].dim() - 1, first, last)
 
     def _cast(self, node: Node, dtype: torch.dtype) -> Node:
@@ -499,7 +499,7 @@ def _is_pointwise(node: Node) -> bool:
 
 
 def _without_padding(found: Factors) -> Factors:
-    """Of a product with one factor that is padded with zeros: its other columns, of all factors."""
+    """Of factors of which one is padded with zeros: its other columns, of all factors."""
     pads = {one: padded for one in found.tensors if (padded := _padded(one)) is not None}
     if len(pads) != 1 or found.tensors[next(iter(pads))] != 1:
         return found
@@ -512,12 +512,12 @@ def _of_columns(found: Factors, size: int) -> Factors:
     """With slices of the last axis, of `size` elements, taken apart."""
     made = Factors(found.number, Counter())
     for one, count in found.tensors.items():
-        sliced = _columns_of(one) if isinstance(one, Node) else None
-        if sliced is None or sliced[0].meta["val"].shape[-1] != size or count != 1:
+        found_in = _columns_of(one) if isinstance(one, Node) else None
+        if found_in is None or found_in[0].meta["val"].shape[-1] != size or count != 1:
             made = _times(made, Factors(1.0, Counter({one: count})))
             continue
-        inner = _factors(sliced[0], size)
-        made = _times(made, Factors(inner.number, Counter({(t, sliced[1]): n for t, n in inner.tensors.items()})))
+        inner = _factors(found_in[0], size)
+        made = _times(made, Factors(inner.number, Counter({(t, found_in[1]): n for t, n in inner.tensors.items()})))
     return made
 
 

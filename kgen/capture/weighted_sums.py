@@ -69,7 +69,8 @@ def _sums(node: Node) -> Iterator[tuple[int, Sequence[Term]]]:
 
 def _terms(term: Term) -> list[Term]:
     """What is added up to make a node."""
-    node, args = term.node, term.node.args
+    node = term.node
+    args: tuple[Any, ...] = node.args
     if node.target in MOVING and _is_floating(node):
         return _terms(replace(term, node=args[0], way=(node, *term.way)))
     if node.kwargs or not _is_floating(node):

@@ -463,8 +463,8 @@ def _lengthened(value: Value, match: _Match) -> Value:
 
 
 def _multiplied(node: ir.Contraction) -> torch.dtype:
-    """The type in which operands are multiplied: the 16-bit one of which both are numbers, widened before, for their products
-    are the same, and so is the type of sums."""
+    """The type in which operands are multiplied: the 16-bit one of which both are numbers, widened before, for what is added
+    up is the same, and so is the type of sums."""
     assert node.operands is not None
     left, right = map(_narrow, (node.lhs, node.rhs))
     return left if left is not None and left is right and node.operands is torch.float32 else node.operands

@@ -81,7 +81,7 @@ def plans_of(name: str, head: int) -> list[tuple[Schedule, Launch]]:
 
 
 @pytest.mark.ptx
-def test_forward_and_the_joint_gradient_compile() -> None:
+def test_forward_and_gradients_in_one_launch_compile() -> None:
     """Of a finite mask, whose tiles are left out by what is found at run time, with a log-sum-exp."""
     launches = plans_of("GPT-2", 64)
     assert [len(members(one)) for _, one in launches] == [1, 1, 2]
