@@ -12,8 +12,11 @@ import torch.nn.attention.flex_attention as flex_module
 from torch import Tensor
 from torch.nn.attention.flex_attention import AuxRequest, create_block_mask, flex_attention
 
-from kgen.ir.plan import Schedule, members
+from kgen.ir import nodes as ir
+from kgen.ir.plan import ComboKernel, Schedule, members
+from kgen.ir.verify import verify
 from kgen.scheduler.analysis.memory import writes
+from kgen.scheduler.transforms.subgraph_extraction import extract_subgraph
 from tests.attention_plans import training_plans
 from tests.attention_spellings import SPELLINGS, Spelling
 from tests.templates.triton.test_triton_attention import edges_of, problem_of
@@ -72,6 +75,18 @@ def test_differential_attention_stores_no_weights(gpu: bool) -> None:
     assert (len(forward.steps), len(backward.steps)) == (2, 5 if gpu else 8)
     assert not matrices(forward, 2)
     assert not matrices(backward, 2)
+
+
+def test_gradients_in_one_launch_are_a_graph_of_their_own() -> None:
+    """In which candidates are measured: what both of them replace is there once."""
+    _, backward = training_plans(SPELLINGS["GPT-2"].function, *arguments(SPELLINGS["GPT-2"]))
+    [step] = [one for one in backward.kernels if isinstance(one, ComboKernel)]
+    alone = extract_subgraph(backward.graph, step)
+    assert alone is not None
+    verify(alone, "schedule")
+    made = [out for node in alone.nodes for out in ir.outs(node)]
+    assert len(made) == len(set(made))
+    assert len(alone.outputs) == 2
 
 
 def test_a_sinks_column_comes_first() -> None:
