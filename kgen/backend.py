@@ -36,6 +36,7 @@ if TYPE_CHECKING:
     from kgen.failures import Failure
     from kgen.ir import nodes as ir
     from kgen.ir.plan import Schedule
+    from kgen.ir.program import Program
     from kgen.verdict import Verdict
 
     Lowered = tuple[GraphModule, ir.Graph]
@@ -299,11 +300,14 @@ class _Passes:
         if _has_large_logits(gm, self.config):
             gm = self.attempt(in_runs, gm, gm)
         if self.config.recompute_scores != "off" and any(n.target is torch.ops.aten.exp.default for n in gm.graph.nodes):
+            gm = self.attempt(split_sums, gm, gm)
             gm = self.attempt(recomputed_scores, gm, gm)
         return gm
 
     def compile_graph(self, rewrites: tuple[Verdict, ...], gm: GraphModule, info: GraphInfo) -> CompiledGraph:
         info = replace(info, rewrites=rewrites)
+        if info.role == "inference" and any(n.target is torch.ops.aten.exp.default for n in gm.graph.nodes):
+            gm = self.attempt(split_sums, gm, gm)
         if self.config.tuning == "background" and not self.failures:
             from kgen.background import improving  # noqa: PLC0415  only where it is asked for
 
@@ -334,6 +338,17 @@ def recomputed_scores(gm: GraphModule, config: Config) -> GraphModule:
     from kgen.capture.recompute_scores import recompute_scores  # noqa: PLC0415  only where something is a softmax
 
     return recompute_scores(gm, partial(_takes_recomputed, config))
+
+
+def split_sums(gm: GraphModule, config: Config) -> GraphModule:
+    """The graph with sums of softmaxes that are multiplied taken apart, where templates make one kernel of each: of a graph of
+    both directions, in both."""
+    if config.numerics != "fast":
+        return gm
+    from kgen.capture.weighted_sums import split_weighted_sums  # noqa: PLC0415  only where something is a softmax
+
+    trained = any(str(node.target).startswith("tangents") for node in gm.graph.nodes if node.op == "placeholder")
+    return split_weighted_sums(gm, partial(_takes_recomputed if trained else _takes_softmax, config))
 
 
 # Bytes of logits from which on backward makes their gradient in runs.
@@ -371,11 +386,20 @@ def _takes_recomputed(config: Config, device: torch.device) -> bool:
     The default mode may leave to the library what templates without measurements make: then nothing is computed again."""
     if config.recompute_scores == "on":
         return True
+    return _takes_softmax(config, device) and any(one.joins for one in _taken(config, device))
+
+
+def _takes_softmax(config: Config, device: torch.device) -> bool:
+    """Whether templates make one kernel of a softmax between contractions."""
+    return any(one.seconds for one in _taken(config, device))
+
+
+def _taken(config: Config, device: torch.device) -> Sequence[Program]:
+    """The programs that templates take where a mode lets them."""
     if not config.templates or not config.fusion:
-        return False
+        return ()
     kind = "cuda" if config.gpu_interpreter else device.type
-    programs = registry.programs(kind) if config.autotune else registry.calibrated_programs(kind)
-    return any(one.seconds for one in programs) and any(one.joins for one in programs)
+    return registry.programs(kind) if config.autotune else registry.calibrated_programs(kind)
 
 
 def laid_out(gm: GraphModule, config: Config, frozen: frozenset[str] = frozenset()) -> GraphModule:

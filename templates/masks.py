@@ -2,6 +2,7 @@
 
     where(n <= m, s, -inf)                              -inf without the condition
     where(n <= m, s, -65504)                            one number, the fill, without it
+    where(n < 1, t, where(n <= m, s, -inf))              -inf where neither holds
     where(n <= m, s, 0) * 0.25                          0 without it
     exp(where(n <= m, s, -65504) - lse[m]) * t          0 without it where exp(-65504 - lse[m]) is 0
 
@@ -84,7 +85,12 @@ def kept(value: Value, number: float = -math.inf) -> Value | None:
         condition, yes, no = value.args
         if _is(no, number):
             return both(condition, kept(yes, number))
-        return both(vs.call("not", condition), kept(no, number)) if _is(yes, number) else None
+        if _is(yes, number):
+            return both(vs.call("not", condition), kept(no, number))
+        inside, other = kept(yes, number), kept(no, number)
+        if inside is None and other is None:
+            return None
+        return both(_either(vs.call("not", condition), inside), None if other is None else _either(condition, other))
     if value.op == "add" and number == -math.inf:
         left, right = (kept(arg) for arg in value.args)
         return right if left is None else both(left, right)
@@ -132,6 +138,10 @@ def assuming(value: Value, condition: Value) -> Value:
         return old if args == old.args else vs.rebuild(old, args, old.attr)
 
     return vs.rewrite([value], visit)[value]
+
+
+def _either(condition: Value, more: Value | None) -> Value:
+    return vs.const(True, torch.bool) if more is None else vs.call("or", condition, more)
 
 
 def both(condition: Value, more: Value | None) -> Value:

@@ -18,6 +18,7 @@ from kgen.capture.higher_order import expand
 
 from kgen.capture.rng import replace_random  # isort: skip  it defines an operator that the other one names
 from kgen.capture.recompute_scores import recompute_scores
+from kgen.capture.weighted_sums import split_weighted_sums
 from kgen.ir.plan import Schedule
 from kgen.only import Only
 from tests.codegen import options_for, plan_of
@@ -26,6 +27,11 @@ GPU = Only(
     "triton_attention", lambda configs: configs[0], also=("triton_attention_backward", "triton_attention_backward_values")
 )
 CPU = Only("cpp_attention", lambda configs: configs[0], also=("cpp_attention_backward", "cpp_attention_backward_values"))
+
+
+def before_split(whole: GraphModule) -> GraphModule:
+    """The graph of forward and backward, with the rewrites for attention."""
+    return recompute_scores(split_weighted_sums(replace_random(whole), lambda _: True), lambda _: True)
 
 
 def training_plans(fn: Callable[..., Any], *args: Tensor, gpu: bool = True) -> list[Schedule]:
@@ -39,8 +45,7 @@ def training_plans(fn: Callable[..., Any], *args: Tensor, gpu: bool = True) -> l
         return make_boxed_func(gm.forward)
 
     def split(whole: GraphModule, inputs: Any, **settings: Any) -> Any:
-        whole = recompute_scores(replace_random(whole), lambda _: True)
-        return torch_adapter._partition(lambda gm: gm, whole, inputs, **settings)
+        return torch_adapter._partition(lambda gm: gm, before_split(whole), inputs, **settings)
 
     torch._dynamo.reset()
     backend = aot_autograd(fw_compiler=keep, bw_compiler=keep, partition_fn=split, decompositions=TABLE)

@@ -13,12 +13,14 @@ The row sum in the gradient of a softmax needs no scores at all (Dao et al., 202
 
 A are the weights with all factors, such as those of dropout. These sums are in float32, of O as it was saved.
 
+What only repeats keys and values, and what depends on no input, is computed again as well.
 Recomputing is always right, so what is computed again is a matter of profit alone. The two rewrites are not: `_softmax_of` and
 `_row_sum` say what they ask for.
 """
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -27,6 +29,7 @@ from typing import Any
 
 import torch
 from torch.fx import GraphModule, Node
+from torch.fx.node import map_arg
 from torch.utils.checkpoint import CheckpointPolicy
 
 from kgen.capture import torch_adapter
@@ -43,7 +46,7 @@ IN_ORDER = {aten.view.default, aten.reshape.default, aten._unsafe_view.default, 
 # One element each of what is made anew, or of memory.
 OTHERS = {
     aten.full_like.default, aten.full.default, aten.scalar_tensor.default, aten.zeros_like.default, aten.ones_like.default,
-    aten.arange.start_step, aten.arange.start, aten.arange.default,
+    aten.arange.start_step, aten.arange.start, aten.arange.default, aten.cat.default, aten.constant_pad_nd.default,
     aten.embedding.default, aten.index.Tensor, aten.gather.default, aten.index_select.default, torch.ops.kgen.rand.default,
     torch.ops.prims.iota.default,
 }  # fmt: skip
@@ -141,12 +144,13 @@ def _followed(softmax: Softmax, backward: set[Node]) -> Attention | None:
     """Where the weights go in forward; None where that is not elementwise work and contractions alone."""
     after, contractions, waiting = dict[Node, None](), dict[Node, None](), [softmax.weights]
     while waiting:
-        for user in waiting.pop().users:
+        node = waiting.pop()
+        for user in node.users:
             if user in backward or user in after or user in contractions:
                 continue
             if _is_contraction(user):
                 contractions[user] = None
-            elif _is_elementwise(user) and _elements(user) >= _elements(softmax.scores):
+            elif _is_elementwise(user) and (_elements(user) >= _elements(node) or _columns_of(user) is not None):
                 after[user] = None
                 waiting.append(user)
             else:
@@ -197,6 +201,34 @@ def _behind_elementwise(roots: Iterable[Node], least: int) -> Iterator[Node]:
             waiting += node.all_input_nodes
 
 
+def _repeated(contraction: Node) -> Iterator[Node]:
+    """What only repeats elements in front of a contraction, as of heads that share keys, with the views around it."""
+    for operand in contraction.all_input_nodes if _is_contraction(contraction) else ():
+        way, node = list[Node](), operand
+        while node.op == "call_function" and (node.target in SAME or getattr(node.target, "is_view", False)):
+            way.append(node)
+            [node] = node.all_input_nodes
+        if way and _elements(node) < _elements(operand):
+            yield from way
+
+
+def _of_nothing(node: Node) -> Iterator[Node]:
+    """The calls behind a node that depend on no input, such as of positions: none of their results needs to be saved."""
+    found, waiting = dict[Node, bool](), [node]
+    while waiting:
+        one = waiting[-1]
+        before = [other for other in one.all_input_nodes if other not in found]
+        waiting += before
+        if not before:
+            waiting.pop()
+            found[one] = one.op == "call_function" and _is_pure(one) and all(found[other] for other in one.all_input_nodes)
+    return (one for one, alone in found.items() if alone)
+
+
+def _is_pure(node: Node) -> bool:
+    return isinstance(node.target, torch._ops.OpOverload) and torch.Tag.nondeterministic_seeded not in node.target.tags
+
+
 def _is_static(node: Node) -> bool:
     value = node.meta.get("val")
     return isinstance(value, torch.Tensor) and all(isinstance(size, int) for size in value.shape)
@@ -217,7 +249,18 @@ class _Rewrite:
     def run(self) -> None:
         for node in [one for one in self.graph.nodes if one in self.backward and one.target is aten.sum.dim_IntList]:
             self._replace_row_sum(node)
+        for node in [one for one in self.graph.nodes if one in self.backward]:
+            self._replace_padding(node)
         lse = self._log_sum_exp()
+        self._recompute(lse)
+        self._mark()
+        for node in [one for one in self.graph.nodes if one in self.backward]:
+            columns = _columns_of(node)
+            if columns is not None and columns[0].meta["val"].shape[-1] == self.softmax.scores.meta["val"].shape[-1]:
+                self._replace_columns(node, *columns)
+
+    def _recompute(self, lse: Node) -> None:
+        """Backward reads copies of the weights, and of what is made of them."""
         again = {self.softmax.weights: self._weights(lse), **self._rows_with_scores(lse)}
         for node in self._elementwise_of(again):
             with self.graph.inserting_after(max(node, *(again[one] for one in node.all_input_nodes if one in again))):
@@ -225,10 +268,16 @@ class _Rewrite:
                 _recomputed(again[node])
         for node, copy in again.items():
             node.replace_all_uses_with(copy, delete_user_cb=lambda user: user in self.backward)
+
+    def _mark(self) -> None:
+        """Says what may not be saved."""
         roots = [self.softmax.scores, *(one for node in self.found.after for one in node.all_input_nodes)]
         for node in _behind_elementwise(roots, _matrix(self.softmax.scores)):
             if node not in (self.softmax.weights, *self.found.after) and (_is_elementwise(node) or _grows(node)):
-                _recomputed(node)
+                for one in (node, *_repeated(node), *_of_nothing(node)):
+                    _recomputed(one)
+        for node in itertools.chain(*map(_repeated, self.found.contractions)):
+            _recomputed(node)
 
     def _elementwise_of(self, roots: Iterable[Node]) -> list[Node]:
         """What forward makes elementwise of nodes, in order."""
@@ -285,14 +334,64 @@ class _Rewrite:
         found = next((one for f in self.found.contractions if (one := _row_sum(node, f, self.softmax))), None)
         if found is None:
             return
-        gradient, result = found
+        gradient, result, factor = found
         value = node.meta["val"]
         with self.graph.inserting_before(node):
             terms = self._call(aten.mul.Tensor, *(self._cast(one, torch.float32) for one in (gradient, result)))
             total = self._call(aten.sum.dim_IntList, terms, [-1], True)
+            total = total if factor == 1.0 else self._call(aten.mul.Tensor, total, factor)
             made = self._cast(self._call(aten.view.default, total, list(value.shape)), value.dtype)
         node.replace_all_uses_with(made)
         self.graph.erase_node(node)
+
+    def _replace_padding(self, node: Node) -> None:
+        """Zeros around a tensor as a function of that, which needs no memory of its own."""
+        found = _padded(node)
+        if found is None or node.meta["val"].dtype is not found[0].meta["val"].dtype:
+            return
+        inner, (first, last) = found
+        with self.graph.inserting_before(node):
+            made = self._call(aten.constant_pad_nd.default, inner, [first, node.meta["val"].shape[-1] - last], 0.0)
+        self.backward.add(made)
+        node.replace_all_uses_with(made)
+        self.graph.erase_node(node)
+
+    def _replace_columns(self, node: Node, source: Node, columns: Columns) -> None:
+        """Some columns of scores' gradients from those of what they are made of: others are not computed for them, nor read."""
+        with self.graph.inserting_before(node):
+            made = self._columns(source, columns, {})
+        if made.meta["val"].dtype is node.meta["val"].dtype:
+            node.replace_all_uses_with(made)
+            self.graph.erase_node(node)
+
+    def _columns(self, node: Node, columns: Columns, known: dict[Node, Node]) -> Node:
+        if node not in known:
+            known[node] = made = self._made_columns(node, columns, known)
+            if not self.backward.isdisjoint(made.all_input_nodes):
+                self.backward.add(made)
+            elif made not in node.all_input_nodes:  # what was there before may be dear
+                _recomputed(made)
+        return known[node]
+
+    def _made_columns(self, node: Node, columns: Columns, known: dict[Node, Node]) -> Node:
+        first, last = columns
+        size, ends = node.meta["val"].shape[-1], [0]
+        for part in _parts_of(node):
+            ends.append(ends[-1] + part.meta["val"].shape[-1])
+            if (*ends[-2:],) == columns:
+                return part
+        if _calls(node, aten.constant_pad_nd.default) and len(_args(node)[1]) == 2:
+            inner, (before, _), _ = _args(node)
+            if columns == (before, before + inner.meta["val"].shape[-1]):
+                return inner
+        if _is_pointwise(node):
+            own = {
+                one: self._columns(one, columns, known)
+                for one in node.all_input_nodes
+                if one.meta["val"].dim() and one.meta["val"].shape[-1] == size
+            }
+            return self._call(node.target, *map_arg(node.args, lambda one: own.get(one, one)), **node.kwargs)
+        return self._call(aten.slice.Tensor, node, node.meta["val"].dim() - 1, first, last)
 
     def _cast(self, node: Node, dtype: torch.dtype) -> Node:
         return node if node.meta["val"].dtype is dtype else self._call(aten._to_copy.default, node, dtype=dtype)
@@ -317,31 +416,109 @@ def _recomputed(node: Node) -> None:
 # ---- row sums ----------------------------------------------------------------------------------------------------------
 
 
+# From the first column up to the last one, which is not among them.
+Columns = tuple[int, int]
+
+
 @dataclass(frozen=True, slots=True)
 class Factors:
-    """What is multiplied: a number, and elements of tensors. Of a smaller tensor, also how it is broadcast."""
+    """What is multiplied: a number, and elements of tensors. Of a smaller tensor, also how it is broadcast, of some columns of
+    the last axis, which."""
 
     number: float
     tensors: Counter[Any]
 
 
-def _row_sum(node: Node, contraction: Node, softmax: Softmax) -> tuple[Node, Node] | None:
-    """A gradient g and the result O of a contraction with ``node = sum over v of g O``, see the head of this file."""
+def _row_sum(node: Node, contraction: Node, softmax: Softmax) -> tuple[Node, Node, float] | None:
+    """A gradient g, the result O of a contraction and a factor f with ``node = f * sum over v of g O``, see the head of this
+    file."""
     weights, values = _args(contraction)
     if node.kwargs or not _is_last(node):
         return None
-    size = softmax.scores.meta["val"].shape[-1]
+    size, kept = (one.meta["val"].shape[-1] for one in (softmax.scores, weights))
     added = _args(node)[0]
     if _elements(added) != _elements(softmax.scores) or added.meta["val"].shape[-1] != size:
         return None
-    inside, whole = _factors(added, size), _factors(weights, size)
-    if whole.tensors - inside.tensors or not math.isclose(inside.number, whole.number, rel_tol=1e-5):
+    inside, whole = _without_padding(_factors(added, size)), _of_columns(_factors(weights, kept), size)
+    if whole.tensors - inside.tensors or whole.number == 0:
         return None
+    factor = inside.number / whole.number
     rest = list((inside.tensors - whole.tensors).elements())
-    if len(rest) != 1 or not _calls(rest[0], contraction.target) or _elements(rest[0]) != _elements(softmax.scores):
+    rows = _elements(softmax.scores) // size
+    if len(rest) != 1 or not _calls(rest[0], contraction.target) or {_elements(rest[0]), _elements(weights)} != {rows * kept}:
         return None
     gradient, turned = _args(rest[0])
-    return (gradient, contraction) if _exchanges_last(turned) and turned.args[0] is values else None
+    if not _exchanges_last(turned) or turned.args[0] is not values:
+        return None
+    return gradient, contraction, 1.0 if math.isclose(factor, 1.0, rel_tol=1e-5) else factor
+
+
+def _columns_of(node: Node) -> tuple[Node, Columns] | None:
+    """What a node has a run of the last axis of, and which."""
+    if node.target is not aten.slice.Tensor or node.kwargs:
+        return None
+    source, *where = _args(node)
+    columns = _columns_at(source.meta["val"], *where)
+    return None if columns is None else (source, columns)
+
+
+def _padded(node: Any) -> tuple[Node, Columns] | None:
+    """What a node has in these columns of its last axis, with zeros in all others, as the gradient of a slice has."""
+    if not _calls(node, aten.slice_scatter.default):
+        return None
+    base, inner, *where = _args(node)
+    zeros = base.target is aten.full.default and base.args[1] == 0
+    with_base = _columns_at(base.meta["val"], *where) if zeros else None
+    return None if with_base is None or not _is_static(inner) else (inner, with_base)
+
+
+def _columns_at(
+    value: torch.Tensor, axis: int = 0, begin: int | None = None, end: int | None = None, step: int = 1
+) -> Columns | None:
+    """The run of the last axis that a slice with these arguments is of."""
+    size = value.shape[-1]
+    ends = [0 if begin is None else begin, size if end is None else end]
+    if step != 1 or axis % value.dim() != value.dim() - 1 or not all(isinstance(one, int) for one in ends):
+        return None
+    first, last = (min(size, max(0, one + size if one < 0 else one)) for one in ends)
+    return first, last
+
+
+def _parts_of(node: Node) -> Sequence[Node]:
+    """What is joined along the last axis."""
+    if node.target is not aten.cat.default:
+        return ()
+    parts, axis = (*_args(node), 0)[:2]
+    return tuple(parts) if axis in (-1, node.meta["val"].dim() - 1) else ()
+
+
+def _is_pointwise(node: Node) -> bool:
+    """Whether each element is one of the same elements of tensors, whatever their sizes."""
+    target = node.target
+    return isinstance(target, torch._ops.OpOverload) and (torch.Tag.pointwise in target.tags or target in SAME)
+
+
+def _without_padding(found: Factors) -> Factors:
+    """Of factors of which one is padded with zeros: its other columns, of all factors."""
+    pads = {one: padded for one in found.tensors if (padded := _padded(one)) is not None}
+    if len(pads) != 1 or found.tensors[next(iter(pads))] != 1:
+        return found
+    [(pad, (inner, columns))] = pads.items()
+    others = Counter({(one, columns): count for one, count in found.tensors.items() if one is not pad})
+    return _times(Factors(found.number, others), _factors(inner, columns[1] - columns[0]))
+
+
+def _of_columns(found: Factors, size: int) -> Factors:
+    """With slices of the last axis, of `size` elements, taken apart."""
+    made = Factors(found.number, Counter())
+    for one, count in found.tensors.items():
+        found_in = _columns_of(one) if isinstance(one, Node) else None
+        if found_in is None or found_in[0].meta["val"].shape[-1] != size or count != 1:
+            made = _times(made, Factors(1.0, Counter({one: count})))
+            continue
+        inner = _factors(found_in[0], size)
+        made = _times(made, Factors(inner.number, Counter({(t, found_in[1]): n for t, n in inner.tensors.items()})))
+    return made
 
 
 def _exchanges_last(node: Node) -> bool:

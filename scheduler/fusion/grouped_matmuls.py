@@ -1,5 +1,5 @@
 """Matmuls that read one operand, as q, k and v do: one launch, or one call of an engine, in which each keeps its own sizes and
-its own epilogue.
+its own epilogue. Programs that read one buffer are one launch, too, as the gradients of queries and of keys are.
 
 They share no results, so fusion leaves them apart. What one kernel saves is launches, and SMs that stand idle at the end
 of each; on a CPU the operand is packed once.
@@ -133,7 +133,7 @@ def _small(plan: Schedule, how: Joining, taken: set[int]) -> list[int]:
     nobody has measured, which the library has where it may."""
     found: list[int] = []
     for k, step in enumerate(plan.steps):
-        if isinstance(step, Kernel) and step.contracts and k not in taken and _operands(step):
+        if isinstance(step, Kernel) and step.contracts and k not in taken and _sums(step):
             device = how.device(contraction_of(step))
             best = how.best(step) if device.kind == "cuda" else None
             if (
@@ -146,12 +146,18 @@ def _small(plan: Schedule, how: Joining, taken: set[int]) -> list[int]:
 
 
 def _operands(kernel: Kernel) -> list[Hashable]:
-    """What a kernel's first matmul multiplies: equal where two matmuls read the same buffers on the same side."""
+    """What a kernel's first matmul multiplies: equal where two matmuls read the same buffers on the same side. Equal programs
+    may read one buffer on different sides."""
     matmul = next(s for s in kernel.statements if s.kind == "contraction")
-    if matmul.op != "sum":
-        return []
-    read = (frozenset(load.attr[0] for load in vs.loads([v])) for v in (matmul.value, *matmul.factors))
+    read = [frozenset(load.attr[0] for load in vs.loads([v])) for v in (matmul.value, *matmul.factors)]
+    if not _sums(kernel):
+        return [(kernel.target, matmul.op, name) for name in sorted(frozenset[str]().union(*read))]
     return [(kernel.target, k, names) for k, names in enumerate(read) if names]
+
+
+def _sums(kernel: Kernel) -> bool:
+    """Whether a kernel's first contraction is a sum of products of two operands, and no program."""
+    return next(s for s in kernel.statements if s.kind == "contraction").op == "sum"
 
 
 def _may_grow(plan: Schedule, group: Sequence[int], k: int, how: Joining) -> bool:
@@ -186,8 +192,8 @@ def _grouped(kernels: Sequence[Kernel], graph: ir.Graph, how: Joining) -> tuple[
     """What the matmuls have as one kernel, where a template makes them so and is estimated to be faster."""
     found = grouped_problems(kernels, graph, how.device(contraction_of(kernels[0])))
     if how.only is not None:
-        configs = _configs(found.get(how.only.template, []))
-        return (Choice(how.only.template, how.only.pick(configs).values), None) if configs else None
+        choices = ((name, _configs(found.get(name, []))) for name in how.only.names)
+        return next(((Choice(name, how.only.pick(configs).values), None) for name, configs in choices if configs), None)
     alone = [how.best(kernel) for kernel in kernels]
     together = _best(found)
     if together is None or None in alone:

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 
+import torch
+
+from kgen.ir import index as ix
 from kgen.ir import nodes as ir
 from kgen.ir import ops
 from kgen.ir import values as vs
@@ -17,6 +21,40 @@ from kgen.scheduler.transforms.softmax_form import Weights, weights_in
 COMPUTATIONS = (ir.Pointwise, ir.Reduction, ir.Contraction, ir.Operation)
 # Elementwise nodes, one reading the other, that are looked through.
 MOST_NODES = 48
+
+
+@dataclass(frozen=True, slots=True)
+class Longer:
+    """A softmax along one loop, of more columns than one reads: the `first` ones in order or, where `behind`, the last ones.
+    The others come first in `order`, so that columns that are read are one run; `kept` says which these are."""
+
+    weights: Weights
+    along: Var
+    order: Var
+    first: Expr
+    behind: bool
+
+    @property
+    def place(self) -> Expr:
+        """The column that is read."""
+        return self.order.expr() - self.first
+
+    @property
+    def kept(self) -> Value:
+        return vs.compare("ge", self.order.expr(), self.first)
+
+    @property
+    def of(self) -> Value:
+        """What the softmax is of, in that order."""
+        if self.behind:
+            return vs.substitute(self.weights.of, {self.along: self.order.expr()})
+        last = self.order.expr() + (self.along.extent - self.first)
+        others = vs.substitute(self.weights.of, {self.along: last})
+        return vs.where(self.kept, self.read(self.weights.of, self.along), vs.guard_loads(others, vs.call("not", self.kept)))
+
+    def read(self, value: Value, loop: Var) -> Value:
+        """A function of the columns that are read, for which nothing else is read."""
+        return vs.guard_loads(vs.substitute(value, {loop: self.place}), self.kept)
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,8 +135,9 @@ class Reader:
         return found
 
     def inlined(self, value: Value, depth: int = 0) -> Value:
-        """The value with the elementwise nodes on its way back to contractions and reductions inlined, and such that read no
-        memory. What else is read stays in memory: for each element that a step makes it would be computed again."""
+        """The value with the elementwise nodes on its way back to contractions and reductions inlined, such that read no
+        memory, and masks of rows' and columns' numbers, as of documents. What else is read stays in memory: for each element
+        that a step makes it would be computed again."""
         return vs.replace_loads([value], lambda load: self._through(load, depth))[0]
 
     def _through(self, load: Value, depth: int) -> Value | None:
@@ -109,7 +148,7 @@ class Reader:
     def _inlined(self, load: Value, depth: int) -> Value | None:
         name, index, dtype = load.attr
         node = self.makers.get(name)
-        if not isinstance(node, ir.Pointwise) or not (name in self.derived or not vs.loads([node.value])):
+        if not isinstance(node, ir.Pointwise) or not (name in self.derived or not vs.loads([node.value]) or _is_joined(node)):
             return None
         mapping: dict[Atom, Expr] = dict(zip(node.vars, index, strict=True))
         value = self.inlined(vs.cast(vs.substitute(node.value, mapping), ops.compute_dtype(dtype)), depth + 1)
@@ -129,4 +168,31 @@ class Reader:
 
     def weights(self, value: Value, along: Sequence[Var]) -> Weights | None:
         """The softmax that a value is, along loops."""
-        return weights_in(value, lambda load, op: self.reduced(load, op, along) if load.op == "load" else None)
+        return weights_in(value, self._reduced_along(along))
+
+    def longer(self, value: Value, along: Sequence[Var]) -> Longer | None:
+        """The softmax of more columns that a value is, along one loop, as one with a sink has: a column without a value."""
+        [loop, *others] = along
+        makers = (self.makers.get(load.attr[0]) for load in vs.loads([value]))
+        sums = (node for node in makers if isinstance(node, ir.Reduction) and node.op == "sum" and len(node.rvars) == 1)
+        for extent in dict.fromkeys(node.rvars[0].extent for node in sums) if not others else ():
+            more = (extent - loop.extent).as_int()
+            if not more or more < 0:
+                continue
+            whole, order = ix.var(f"{loop.name}_all", extent), ix.var(f"{loop.name}_in_order", extent)
+            for begin in (0, more):
+                mapping: dict[Atom, Expr] = {whole: loop.expr() + begin}
+                found = weights_in(value, self._reduced_along([whole]), partial(vs.substitute, mapping=mapping))
+                if found is not None:
+                    return Longer(found, whole, order, ix.constant(more), begin > 0)
+        return None
+
+    def _reduced_along(self, along: Sequence[Var]) -> Callable[[Value, str], Value | None]:
+        return lambda load, op: self.reduced(load, op, along) if load.op == "load" else None
+
+
+def _is_joined(node: ir.Pointwise) -> bool:
+    """Whether a node makes truth values of numbers that are fewer than these: of each, one loop at least knows nothing."""
+    loops = {v for v in node.vars if v.extent is not ix.ONE}
+    loads = vs.loads([node.value])
+    return node.value.dtype is torch.bool and all(not loops <= load.variables() for load in loads)

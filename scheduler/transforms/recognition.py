@@ -37,7 +37,7 @@ from kgen.scheduler.options import Options
 from kgen.scheduler.protocol import Attempt, Candidate, Draft, Transform
 from kgen.scheduler.selection.choose import contractions_of
 from kgen.scheduler.selection.size_buckets import forget_first_sizes
-from kgen.scheduler.transforms.graph_reader import COMPUTATIONS, Reader
+from kgen.scheduler.transforms.graph_reader import COMPUTATIONS, Longer, Reader
 from kgen.scheduler.transforms.near_programs import Miss, nearest
 from kgen.scheduler.transforms.second_results import Rows, Shared, rewritten, shared
 from kgen.templates import registry
@@ -306,7 +306,7 @@ def _is_plain(node: ir.Contraction) -> bool:
 class _Match:
     """What was found of a program that ends in a contraction: operands with their types; functions in slots, and the elements
     that they are functions of, by their steps; the loops that each step sums over; results of the contractions in front of the
-    last one; and whether rows that are masked as a whole give zeros."""
+    last one; whether rows that are masked as a whole give zeros; and the loops that a softmax of more columns stands for."""
 
     end: ir.Contraction
     operands: Mapping[int, tuple[Value, torch.dtype]] = field(default_factory=dict)
@@ -316,6 +316,7 @@ class _Match:
     inside: frozenset[str] = frozenset()
     safe: bool = False
     rows: tuple[Rows, ...] = ()
+    longer: Mapping[Var, Longer] = field(default_factory=dict)
 
     @property
     def reached(self) -> int:
@@ -361,18 +362,18 @@ class _Search:
         return self._contraction(step, node, {}, _Match(node, sums={step.name: node.reduced}))
 
     def _contraction(
-        self, step: Contract, node: ir.Contraction, mapping: Mapping[Atom, Expr], match: _Match
+        self, step: Contract, node: ir.Contraction, mapping: Mapping[Atom, Expr], match: _Match, guard: Value | None = None
     ) -> Iterator[_Match]:
-        """A step that a node computes, whose loops are given by those of the last one, with its factors in either order."""
-        values = vs.substitute_all([node.lhs, node.rhs], mapping)
+        """A step that a node computes, whose loops are given by those of the last one, with its factors in either order. Where
+        there is a `guard`, elements are read that do not exist without it."""
+        values = [_guarded(one, guard) for one in vs.substitute_all([node.lhs, node.rhs], mapping)]
         for left, right in (values, values[::-1]):
             for found in self._factor(step.left, left, node, step, match):
                 yield from self._factor(step.right, right, node, step, found)
 
     def _factor(self, ref: Ref, value: Value, node: ir.Contraction, reader: Contract, match: _Match) -> Iterator[_Match]:
         if isinstance(ref, int):
-            assert node.operands is not None
-            yield replace(match, operands={**match.operands, ref: (value, node.operands)})
+            yield replace(match, operands={**match.operands, ref: (value, _multiplied(node))})
             return
         step, value = self.program.step(ref), self.reader.inlined(value)
         if not isinstance(step, Softmax):
@@ -383,11 +384,19 @@ class _Search:
         if not filled or self.program.reduced(reader) != (step.over,) or not isinstance(before, Contract):
             return
         weights = self.reader.weights(value, along)
-        if weights is None:
-            self.misses.append(Miss(self.reader, match.end, match.reached, value, along))
-        else:
+        longer = self.reader.longer(value, along) if weights is None else None
+        if weights is not None:
             rows = Rows(step.name, weights.of, weights.total, tuple(along))
             yield from self._middle(before, weights.of, replace(match, safe=weights.safe, rows=(*match.rows, rows)))
+        elif longer is not None:
+            rows = Rows(step.name, longer.weights.of, longer.weights.total, (longer.along,))
+            found = replace(
+                match, safe=longer.weights.safe, rows=(*match.rows, rows), sums={**match.sums, reader.name: (longer.order,)},
+                longer={**match.longer, along[0]: longer},
+            )  # fmt: skip
+            yield from self._middle(before, longer.of, found)
+        else:
+            self.misses.append(Miss(self.reader, match.end, match.reached, value, along))
 
     def _middle(self, step: Contract | Elementwise, value: Value, match: _Match) -> Iterator[_Match]:
         """A function of one element each of contractions, found for the steps of these one by one."""
@@ -403,7 +412,7 @@ class _Search:
         assert isinstance(step, Contract)
         for load in vs.loads([value]):
             node = self.reader.makers.get(load.attr[0])
-            if node is not None and ir.is_contraction(node) and _is_plain(node) and not load.args:
+            if node is not None and ir.is_contraction(node) and _is_plain(node) and (not load.args or match.longer):
                 found = True
                 for one, function in self._with(step, node, load, value, match):
                     yield from self._elements(slot, others, function, one)
@@ -419,6 +428,7 @@ class _Search:
             return
         mapping: dict[Atom, Expr] = dict(zip(node.out_vars, load.attr[1], strict=True))
         made = vs.step_result(step.name, load.dtype)
+        made = vs.where(load.args[0], made, vs.const(0, made.dtype)) if load.args else made
         for factor, op in ((node.scale, "mul"), (node.addend, "add")):
             if factor is not None:
                 made = vs.call(op, made, vs.cast(vs.substitute(factor, mapping), made.dtype))
@@ -435,8 +445,35 @@ class _Search:
             inside=match.inside | {node.out},
         )  # fmt: skip
         within: dict[Atom, Expr] = {**mapping, **{v: w.expr() for v, w in own.items()}}
-        for one in self._contraction(step, node, within, inside):
+        for one in self._contraction(step, node, within, inside, load.args[0] if load.args else None):
             yield one, function
+
+
+def _guarded(value: Value, guard: Value | None) -> Value:
+    """An operand that is read where a guard holds, which is about loops that it knows."""
+    return value if guard is None or guard.variables().isdisjoint(value.variables()) else vs.guard_loads(value, guard)
+
+
+def _lengthened(value: Value, match: _Match) -> Value:
+    """An operand along the columns of a softmax that has more of them: 0 where there is no element."""
+    for loop, longer in match.longer.items():
+        if loop in value.variables():
+            value = vs.where(longer.kept, longer.read(value, loop), vs.const(0, value.dtype))
+    return value
+
+
+def _multiplied(node: ir.Contraction) -> torch.dtype:
+    """The type in which operands are multiplied: the 16-bit one of which both are numbers, widened before, for what is added
+    up is the same, and so is the type of sums."""
+    assert node.operands is not None
+    left, right = map(_narrow, (node.lhs, node.rhs))
+    return left if left is not None and left is right and node.operands is torch.float32 else node.operands
+
+
+def _narrow(value: Value) -> torch.dtype | None:
+    """The 16-bit type of which a value is a number."""
+    kind = value.attr[2] if value.op == "load" else value.attr if value.op == "round_to" else None
+    return kind if kind in (torch.float16, torch.bfloat16) else None
 
 
 # ---- the operation --------------------------------------------------------------------------------------------------
@@ -444,7 +481,7 @@ class _Search:
 
 def _operation(node: ir.Contraction, program: Program, match: _Match) -> ir.Operation | None:
     """The node, if each loop is of some axis and each value depends on loops of its own axes alone."""
-    values = [match.operands[k][0] for k in range(len(program.operands))]
+    values = [_lengthened(match.operands[k][0], match) for k in range(len(program.operands))]
     loops = _loops(node, program, match, values)
     if loops is None:
         return None

@@ -41,19 +41,19 @@ class LogSumExp:
     guarded: bool
 
 
-def weights_in(value: Value, reduced: Reduced) -> Weights | None:
-    """The softmax that a value is."""
+def weights_in(value: Value, reduced: Reduced, part: Callable[[Value], Value] = lambda whole: whole) -> Weights | None:
+    """The softmax that a value is. It may have `part` of the elements of those that are added up."""
     value = bare(value)
     if value.op == "where":
-        return _safe(value, reduced)
+        return _safe(value, reduced, part)
     parts = _quotient(value)
     if parts is None:
         return None
     exponential, total = bare(parts[0]), bare(parts[1])
     summed = reduced(total, "sum")
-    if exponential.op != "exp" or summed is None or bare(summed) is not exponential:
+    if exponential.op != "exp" or summed is None or bare(summed).op != "exp" or part(bare(summed)) is not exponential:
         return None
-    return Weights(_without_maximum(bare(exponential.args[0]), reduced), total, False)
+    return Weights(_without_maximum(bare(bare(summed).args[0]), reduced), total, False)
 
 
 def total_of(load: Value, reduced: Reduced) -> Total | None:
@@ -106,12 +106,12 @@ def _without_maximum(value: Value, reduced: Reduced) -> Value:
     return value
 
 
-def _safe(value: Value, reduced: Reduced) -> Weights | None:
+def _safe(value: Value, reduced: Reduced, part: Callable[[Value], Value]) -> Weights | None:
     """``where(not any(x != -inf), 0, softmax(x))``."""
     condition, zero, inner = value.args
     if not _is_number(zero, 0) or condition.op != "not":
         return None
-    found = weights_in(inner, reduced)
+    found = weights_in(inner, reduced, part)
     some = reduced(condition.args[0], "any")
     if found is None or some is None or some.op != "not" or some.args[0].op != "eq":
         return None

@@ -66,7 +66,7 @@ def _nodes(graph: ir.Graph, step: Launch) -> list[ir.Node]:
     reduced = {name for name in (reduction_of(graph, one) for one in made) if name is not None}
     made |= reduced
     wanted: set[str] = set()
-    nodes = [one for node in graph.nodes for one in _originals(node, made)]
+    nodes = list({id(one): one for node in graph.nodes for one in _originals(node, made)}.values())
     for node in nodes:
         names = {*ir.outs(node), *(accumulators(graph, node) if ir.is_template_node(node) else ())}
         if names & made:
@@ -85,7 +85,7 @@ def _nodes(graph: ir.Graph, step: Launch) -> list[ir.Node]:
 
 
 def _originals(node: ir.Node, made: set[str]) -> tuple[ir.Node, ...]:
-    """The node, or those that it replaces, whose results are `made` then."""
+    """The node, or those that it replaces, whose results are `made` then. Operations may replace one node together."""
     if not isinstance(node, ir.Operation) or not node.replaces:
         return (node,)
     if not made.isdisjoint(ir.outs(node)):

@@ -2,8 +2,8 @@
 becomes of a score and of the gradient of its weight is a slot's; sums are in one order, without atomic additions. For compute
 capability 8.0 and newer; after Dao, FlashAttention-2 (arXiv:2307.08691).
 
-One template makes the gradients of queries and of keys, whose program is the same with rows and columns exchanged; the other
-one that of values.
+One template makes the gradients of queries and of keys, whose program is the same with rows and columns exchanged: in one
+launch, where both are wanted. The other one makes that of values.
 """
 
 from __future__ import annotations
@@ -90,6 +90,7 @@ class AttentionBackward(_Recomputing):
     BLOCK_D, BLOCK_V, BLOCK_E = knob(64, 16, 32, 128, 256), knob(64, 16, 32, 128, 256), knob(64, 16, 32, 128, 256)
     WARPS, STAGES = knob(4, 8), knob(2, 1)
     longest: ClassVar = {"d": LONGEST, "v": LONGEST, "e": LONGEST}
+    joins = "program"
 
     def facts(self, problems: Sequence[Problem], config: Config) -> Facts:
         return Facts(config.BLOCK_D, config.BLOCK_V, config.BLOCK_E)

@@ -1,4 +1,4 @@
-"""Gradients of attention in Triton: right in the interpreter against float64, in one kernel each."""
+"""Gradients of attention in Triton: right in the interpreter against float64, those of queries and keys in one launch."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ TOLERANCE = {f32: 2e-5, f16: 1e-2, bf16: 6e-2}
 
 
 def assert_right(name: str, dtype: torch.dtype, template: str, wanted: str) -> None:
-    """One kernel for each gradient, as exact as numbers of the type allow."""
+    """One kernel of a template, as exact as numbers of the type allow."""
     score, mask, lengths = CASES[name]
     args = arguments(score, mask, lengths, dtype, *more_of(name))
     function = partial(gradients, score=score, mask=mask, wanted=wanted)
@@ -53,7 +53,7 @@ def assert_right(name: str, dtype: torch.dtype, template: str, wanted: str) -> N
         got = torch.compile(function, backend="kgen")(*args)
     taken = [v for v in report.verdicts if v.reason is Reason.TEMPLATE and v.detail.startswith(f"{template} ")]
     assert len({v.producer for v in taken}) == len(wanted), report
-    assert len(report.kernels) == len(wanted), report
+    assert len(report.kernels) == 1, report
     want = function(*(t.double() if t.is_floating_point() else t for t in args))
     for one, right in zip(got, want, strict=True):
         limit = TOLERANCE[dtype] * max(1.0, float(right.abs().max()))

@@ -1,0 +1,139 @@
+"""A contraction of a sum of softmaxes becomes a sum of contractions of one softmax each, as differential attention has them
+(Ye et al., 2024, arXiv:2410.05258):
+
+    (softmax(a) - c softmax(b)) v   ->   softmax(a) v - c (softmax(b) v)
+
+Each of these is attention, which stores no weights. So are the gradients of v, of which the sum is the other factor. Numbers
+are the only factors that are told apart. Results of the contractions are rounded to the graph's type before they are added up.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch.fx import GraphModule, Node
+
+from kgen.capture import torch_adapter
+
+__all__ = ["split_weighted_sums"]
+
+aten = torch.ops.aten
+
+CONTRACTIONS = (aten.bmm.default, aten.mm.default)
+# They move elements, or change their type.
+MOVING = {
+    aten.alias.default, aten.clone.default, aten._to_copy.default, aten.view.default, aten.reshape.default,
+    aten._unsafe_view.default, aten.expand.default, aten.permute.default, aten.transpose.int, aten.t.default,
+}  # fmt: skip
+# Terms of one sum; each is a kernel of its own.
+MOST_TERMS = 4
+
+
+@dataclass(frozen=True, slots=True)
+class Term:
+    """`factor` times a node, moved as the nodes of `way` do, the first one first."""
+
+    node: Node
+    factor: float
+    way: tuple[Node, ...]
+
+
+def split_weighted_sums(gm: GraphModule, is_worth_it: Callable[[torch.device], bool]) -> GraphModule:
+    """The graph, changed in place. `is_worth_it` is asked where there is such a sum."""
+    found = [(node, side, terms) for node in gm.graph.nodes for side, terms in _sums(node)]
+    done = [one for one in found if is_worth_it(one[0].meta["val"].device)]
+    for node, side, terms in done:
+        _replace(gm, node, side, terms)
+    if done:
+        gm.graph.eliminate_dead_code()
+        gm.graph.lint()
+        gm.recompile()
+    return gm
+
+
+def _sums(node: Node) -> Iterator[tuple[int, Sequence[Term]]]:
+    """The operand of a contraction that is a sum of softmaxes, if one is, and its terms."""
+    if node.target not in CONTRACTIONS or node.kwargs or not _is_floating(node):
+        return
+    for side, operand in enumerate(node.args):
+        assert isinstance(operand, Node)
+        terms = _terms(Term(operand, 1.0, ())) if _is_largest(operand, node) else ()
+        if 1 < len(terms) <= MOST_TERMS and all(_is_softmax(term.node) for term in terms):
+            yield side, terms
+            return
+
+
+def _terms(term: Term) -> list[Term]:
+    """What is added up to make a node."""
+    node = term.node
+    args: tuple[Any, ...] = node.args
+    if node.target in MOVING and _is_floating(node):
+        return _terms(replace(term, node=args[0], way=(node, *term.way)))
+    if node.kwargs or not _is_floating(node):
+        return [term]
+    if node.target is aten.neg.default:
+        return _terms(replace(term, node=args[0], factor=-term.factor))
+    if node.target in (aten.mul.Tensor, aten.mul.Scalar) and isinstance(args[1], int | float):
+        return _terms(replace(term, node=args[0], factor=term.factor * args[1]))
+    if node.target in (aten.div.Tensor, aten.div.Scalar) and isinstance(args[1], int | float) and args[1]:
+        return _terms(replace(term, node=args[0], factor=term.factor / args[1]))
+    if node.target in (aten.add.Tensor, aten.sub.Tensor) and all(_is_like(one, node) for one in args):
+        sign = -1.0 if node.target is aten.sub.Tensor else 1.0
+        left, right = args
+        return [*_terms(replace(term, node=left)), *_terms(replace(term, node=right, factor=sign * term.factor))]
+    return [term]
+
+
+def _is_largest(operand: Node, contraction: Node) -> bool:
+    """Whether an operand has more elements than the other one, and than the result: only then it is much not to store it."""
+    others = [one for one in (*contraction.all_input_nodes, contraction) if one is not operand]
+    sizes = [math.prod(one.meta["val"].shape) for one in (operand, *others)]
+    return all(isinstance(size, int) for size in sizes) and sizes[0] > max(sizes[1:])
+
+
+def _is_like(value: Any, node: Node) -> bool:
+    """Whether a value has an element for each one of a node."""
+    return isinstance(value, Node) and value.meta["val"].shape == node.meta["val"].shape and _is_floating(value)
+
+
+def _is_floating(node: Node) -> bool:
+    value = node.meta.get("val")
+    return isinstance(value, torch.Tensor) and value.dtype.is_floating_point
+
+
+def _is_softmax(node: Node) -> bool:
+    """Whether a node divides exponentials by their sum."""
+    if node.target is not aten.div.Tensor or node.kwargs:
+        return False
+    power, total = node.args
+    sums = isinstance(total, Node) and total.target is aten.sum.dim_IntList and total.args[0] is power
+    return sums and isinstance(power, Node) and power.target is aten.exp.default
+
+
+def _replace(gm: GraphModule, node: Node, side: int, terms: Sequence[Term]) -> None:
+    with gm.graph.inserting_before(node):
+        total = _made(gm, node, side, terms[0])
+        for term in terms[1:]:
+            total = _call(gm, node, aten.add.Tensor, total, _made(gm, node, side, term))
+    node.replace_all_uses_with(total)
+    gm.graph.erase_node(node)
+
+
+def _made(gm: GraphModule, node: Node, side: int, term: Term) -> Node:
+    """The contraction of one term."""
+    operand = term.node
+    for one in term.way:
+        operand = _call(gm, one, one.target, operand, *one.args[1:], **one.kwargs)
+    result = _call(gm, node, node.target, *(operand if k == side else one for k, one in enumerate(node.args)))
+    return result if term.factor == 1.0 else _call(gm, node, aten.mul.Tensor, result, term.factor)
+
+
+def _call(gm: GraphModule, like: Node, target: Any, *args: Any, **kwargs: Any) -> Node:
+    made = gm.graph.call_function(target, args, kwargs)
+    made.meta = {k: v for k, v in like.meta.items() if k not in ("val", "tensor_meta", "eager_input_vals")}
+    made.meta["val"] = torch_adapter.fake_result(made)
+    return made
