@@ -14,12 +14,12 @@ from kgen.templates.base import KernelTemplate, Resources
 from kgen.templates.contract import Config, contraction, host_value, knob, operand, result, template, workspace
 from kgen.templates.problem import Problem
 from kgen.templates.triton.kernels import conv_estimate
-from kgen.templates.triton.kernels.conv import held_registers, power_of_two, staged_bytes
+from kgen.templates.triton.kernels.conv import operand_registers, power_of_two, staged_bytes
 from kgen.templates.triton.kernels.matmul import MIN_BLOCK, refuse_dot, refuse_empty, sums_needs
 
 LEAST_ARCH = 80
 # Registers for each byte that a thread loads in a step, where operands are held there: each row has an address of its own.
-HELD = 0.6
+PER_BYTE = 0.6
 # Points of the largest tile of exact float32 numbers, which threads hold as well.
 MOST_EXACT = 64 * 32
 # The most filter taps: of more positions it is no gradient of filters.
@@ -82,7 +82,7 @@ class ConvWeight(KernelTemplate):
         area = config.BLOCK_M * config.BLOCK_N
         staged = sum(staged_bytes(problem, config, one, config.STAGES) for one in problem.inputs.values())
         ones = sums_needs(problem, config)
-        registers = area // (config.WARPS * 32) + ones.registers + 80 + held_registers(problem, config, HELD)
+        registers = area // (config.WARPS * 32) + ones.registers + 80 + operand_registers(problem, config, PER_BYTE)
         return Resources(max(staged + ones.shared, 4 * area) + 1024, registers)
 
     def grid(self, problem: Problem, config: Config) -> Expr:
