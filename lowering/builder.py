@@ -49,8 +49,11 @@ class Builder:
     def finds_top(self, device: torch.device, k: int) -> bool:
         """Whether kernels find the `k` largest elements of rows. By default the library does on a GPU, where nobody has
         measured the kernels, and on a CPU where it is faster."""
-        on_gpu = self.gpu_everywhere or device.type != "cpu"
-        return self.top_k == "kernels" or (self.top_k == "auto" and not on_gpu and k <= FASTER_TOP)
+        return self.top_k == "kernels" or (self.top_k == "auto" and not self.on_gpu(device) and k <= FASTER_TOP)
+
+    def on_gpu(self, device: torch.device) -> bool:
+        """Whether kernels on a device's tensors run on a GPU."""
+        return self.gpu_everywhere or device.type != "cpu"
 
     # ---- names and buffers ------------------------------------------------------------------------------------------
 

@@ -28,7 +28,8 @@ from kgen.ir.values import Value
 from kgen.lowering import fallback
 from kgen.lowering.builder import Builder
 from kgen.lowering.contraction import loaded, result_rounding
-from kgen.lowering.tensor import Tensor, at
+from kgen.lowering.pointwise import add
+from kgen.lowering.tensor import Tensor, at, reindex
 
 _REASON = "contraction without a template"
 # Where the call for gradients is told which of them it computes.
@@ -227,7 +228,12 @@ def convolution(
     b: Builder, x: Tensor, weight: Tensor, bias: Tensor | None, stride: Any, padding: Any, dilation: Any, transposed: bool,
     output_padding: Any, groups: int,
 ) -> Tensor:  # fmt: skip
-    """A convolution, or a transposed one, the image zero outside. `output_padding` says no more than the result's sizes."""
+    """A convolution, or a transposed one, the image zero outside. `output_padding` says no more than the result's sizes.
+
+    On a GPU the library adds a bias in a kernel of its own. Here what reads the result may add it."""
+    if bias is not None and b.on_gpu(x.device) and x.rank == weight.rank:
+        plain = convolution(b, x, weight, None, stride, padding, dilation, transposed, output_padding, groups)
+        return add(b, plain, reindex(bias, [1, *bias.sizes, *[1] * (weight.rank - 2)], lambda *index: [index[1]]))
     args = (x, weight, bias, stride, padding, dilation, transposed, output_padding, groups)
     shape = shape_of(weight, x, stride, padding, dilation, groups)
     wrap = None

@@ -27,8 +27,9 @@ Rule = Callable[[Builder, Tensor], Tensor]
 
 @dataclass(frozen=True, slots=True)
 class Shape:
-    """The arguments of a convolution's call: its operands, then its numbers."""
+    """The arguments of a convolution's call: its operands, then its numbers. `element` is one of the result."""
 
+    element: vs.Value
     operands: tuple[Any, Any, Any]
     padding: Any
     stride: Any
@@ -45,11 +46,26 @@ def fused_convolution(b: Builder, node: ir.Contraction, reader: ir.Pointwise) ->
     library = _LIBRARIES.get(result.device.type)
     if transposed or library is None or not library.computes(result.dtype):
         return None
-    shape = Shape((x, weight, bias), padding, stride, dilation, groups)
     element = vs.load(node.out, (v.expr() for v in reader.vars), result.dtype)
-    whole = Tensor(result.sizes, result.dtype, result.device, element)
-    found = next(_matching(b, whole, reader, library, shape), None)
+    alone = Tensor(result.sizes, result.dtype, result.device, element)
+    each = [(bias, alone), *(_with_bias(b, alone, reader) if bias is None else ())]
+    calls = (
+        call
+        for added, whole in each
+        for call in _matching(b, whole, reader, library, Shape(element, (x, weight, added), padding, stride, dilation, groups))
+    )
+    found = next(calls, None)
     return None if found is None else ir.Extern((reader.out,), *found, reason=_REASON)
+
+
+def _with_bias(b: Builder, alone: Tensor, reader: ir.Pointwise) -> Iterator[tuple[ir.TensorArg, Tensor]]:
+    """The convolution's result with a number for each channel that its reader adds first."""
+    channel = reader.vars[1]
+    for load in vs.loads([reader.value]):
+        name, index, dtype = load.attr
+        if index == (channel.expr(),) and dtype == alone.dtype and b.graph.buffers[name].sizes == (channel.extent,):
+            row = Tensor(alone.sizes, alone.dtype, alone.device, load)
+            yield ir.TensorArg(name, (channel,), index, dtype), add(b, alone, row)
 
 
 Call = tuple[Any, tuple[Any, ...]]
@@ -70,7 +86,7 @@ def _matching(b: Builder, whole: Tensor, reader: ir.Pointwise, library: Library,
     for name, rule in library.activations:
         if rule(b, whole).value is reader.value:
             yield library.alone(shape, name)
-    for other in _others(b, whole, reader):
+    for other in _others(b, shape.element, whole.dtype, reader):
         tensor = Tensor(whole.sizes, whole.dtype, whole.device, other)
         sums = add(b, whole, tensor), add(b, tensor, whole)
         for with_relu in library.sums(whole.dtype):
@@ -79,13 +95,13 @@ def _matching(b: Builder, whole: Tensor, reader: ir.Pointwise, library: Library,
                 yield library.added(shape, operand, with_relu)
 
 
-def _others(b: Builder, whole: Tensor, reader: ir.Pointwise) -> Iterator[vs.Value]:
+def _others(b: Builder, result: vs.Value, kind: torch.dtype, reader: ir.Pointwise) -> Iterator[vs.Value]:
     """Whole tensors like the convolution's result that its reader reads as well, stored like it."""
-    made = b.graph.buffers[whole.value.attr[0]]
+    made = b.graph.buffers[result.attr[0]]
     for load in vs.loads([reader.value]):
         buffer = b.graph.buffers[load.attr[0]]
-        same = load.attr[1] == whole.value.attr[1] and load.attr[2] == whole.dtype and buffer.sizes == made.sizes
-        if load is not whole.value and same and buffer.device == made.device:
+        same = load.attr[1] == result.attr[1] and load.attr[2] == kind and buffer.sizes == made.sizes
+        if load is not result and same and buffer.device == made.device:
             yield load
 
 

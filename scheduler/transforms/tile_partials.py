@@ -184,7 +184,8 @@ class Search:
     def __init__(self, graph: ir.Graph, tiles: Tiles, nodes: list[ir.Node]) -> None:
         self.graph, self.tiles = graph, tiles
         self.sizes = Sizes(graph.size_hints)
-        self.axes: dict[str, tuple[int, ...]] = {}  # matmul -> its dimensions that are cut into tiles
+        self.axes: dict[str, tuple[tuple[int, ...], ...]] = {}  # matmul -> its axes that are cut into tiles, as dimensions
+        self.windowed: set[str] = set()
         self.order: list[str] = []
         self.traced: dict[str, Traced] = {}
         self.after: dict[str, frozenset[str]] = {}  # buffer -> matmuls of which some reduction has to be complete before it
@@ -223,8 +224,9 @@ class Search:
             self.after[out] = after
 
     def _matmul(self, node: ir.Contraction) -> None:
-        left, right = node.lhs.variables(), node.rhs.variables()
-        self.axes[node.out] = tuple(k for k, v in enumerate(node.out_vars) if (v in left) != (v in right))
+        self.axes[node.out] = _tiled_axes(node)
+        if node.windowed:
+            self.windowed.add(node.out)
         self.traced[node.out] = Traced(node.out, tuple(v.expr() for v in node.out_vars), node.out_vars)
         self.order.append(node.out)
         self.after[node.out] = frozenset().union(*(self.after.get(name, ()) for name in reads_of(node)))
@@ -246,9 +248,20 @@ class Search:
         idle = {
             s.matmul
             for s in self.sites.values()
-            if s.matmul in self.revisited and self.sizes.of(s.length) <= MAX_PERSISTENT and not self._demanded(s.node)
+            if s.matmul in self.revisited and self._fits_registers(s) and not self._demanded(s.node)
         }
         return {name: s for name, s in self.sites.items() if s.matmul not in idle}
+
+    def _fits_registers(self, site: Site) -> bool:
+        """Whether a kernel of its own may hold what is reduced. It has no program for each of a few channels that are
+        neighbours: those of all positions are reduced in parts there, too, and read again."""
+        if self.sizes.of(site.length) > MAX_PERSISTENT:
+            return False
+        place, strides = self._place(site.value), self.graph.buffers[site.matmul].strides
+        assert place is not None
+        assert strides is not None
+        dimensions = [k for k, e in enumerate(place[1]) if not ix.free_atoms(e).isdisjoint(site.loops)]
+        return len(dimensions) == 1 or any(strides[k] == 1 for k in dimensions)
 
     def _demanded(self, node: ir.Reduction) -> bool:
         names = {part for op in node.origin.operators for part in (op, op.rpartition(".")[0])}
@@ -271,24 +284,43 @@ class Search:
         rest = tuple(v for v in node.rvars if v not in loops and v.extent != 1)
         if not loops or (rest and node.op in ("argmax", "argmin")):
             return None
+        value, loops = self._by_dimension(value, matmul, index, loops)
         block = self.tiles.blocks.get(parts[0]) or capabilities.tile(matmul)
         site = Site(node, matmul, value, loops, rest, block, parts[0] in self.tiles.blocks, parts)
         return site if self._free(value, matmul) else self._rescaled(site)
 
+    def _by_dimension(self, value: Value, matmul: str, index: Index, loops: tuple[Var, ...]) -> tuple[Value, tuple[Var, ...]]:
+        """The value with a loop for each dimension that one loop goes through, as the matmul has: a view may have joined the
+        positions of an image, and windows of positions that are divided again are no windows for templates."""
+        along = [k for k, e in enumerate(index) if not ix.free_atoms(e).isdisjoint(loops)]
+        if len(loops) != 1 or len(along) == 1:
+            return value, loops
+        sizes = self.graph.buffers[matmul].sizes
+        own = tuple(ix.var(f"{loops[0].name}_{k}", sizes[k]) for k in along)
+        return vs.substitute(value, {loops[0]: ix.position_in(own)}), own
+
     def _along(self, matmul: str, index: Index, node: ir.Reduction) -> tuple[Var, ...]:
         """The reduced loops along the last of the matmul's axes that has any, if they are runs of neighbours there: all of
-        the axis, or a power of two that divides where they begin."""
-        for k in reversed(self.axes[matmul]):
-            loops = tuple(v for v in node.rvars if v in ix.free_atoms(index[k]) and v.extent != 1)
-            if not loops or any(v in ix.free_atoms(e) for v in loops for j, e in enumerate(index) if j != k):
-                continue
-            length, start = ix.product(v.extent for v in loops), index[k] - ix.position_in(loops)
-            whole = start == 0 and self.graph.buffers[matmul].sizes[k] is length
-            run = length.as_int() or 0
-            aligned = run & (run - 1) == 0 and run > 1 and ix.mod(start, run) == 0
-            if not any(v in ix.free_atoms(start) for v in loops) and (whole or aligned):
-                return loops
-        return ()
+        the axis, or a power of two that divides where they begin. Of an axis of several dimensions, all of the last ones."""
+        found = (self._run(matmul, index, node, axis) for axis in reversed(self.axes[matmul]))
+        return next((loops for loops in found if loops), ())
+
+    def _run(self, matmul: str, index: Index, node: ir.Reduction, axis: tuple[int, ...]) -> tuple[Var, ...]:
+        first = next((k for k, d in enumerate(axis) if any(v in ix.free_atoms(index[d]) for v in node.rvars)), len(axis))
+        own = axis[first:]
+        loops = tuple(v for v in node.rvars if v.extent != 1 and any(v in ix.free_atoms(index[d]) for d in own))
+        elsewhere = [e for k, e in enumerate(index) if k not in own]
+        if not loops or any(v in ix.free_atoms(e) for v in loops for e in elsewhere):
+            return ()
+        if matmul in self.windowed and not _are_apart(elsewhere):
+            return ()
+        sizes = [self.graph.buffers[matmul].sizes[d] for d in own]
+        start = ix.linearize([index[d] for d in own], ix.contiguous_strides(sizes)) - ix.position_in(loops)
+        length = ix.product(v.extent for v in loops)
+        whole = start == 0 and length is ix.product(sizes)
+        run = length.as_int() or 0
+        aligned = len(axis) == 1 and run & (run - 1) == 0 and run > 1 and ix.mod(start, run) == 0
+        return loops if whole or (aligned and not any(v in ix.free_atoms(start) for v in loops)) else ()
 
     def _unfolded(self, node: ir.Reduction, value: Value) -> Value:
         """The value with elements that wait for a reduction computed again, as far as that reduction may have been one of
@@ -347,6 +379,22 @@ class Search:
             if vs.substitute(other.value, {its: own.expr() for its, own in pairs}) is exponent:
                 return other
         return None
+
+
+def _tiled_axes(node: ir.Contraction) -> tuple[tuple[int, ...], ...]:
+    """The dimensions along which tiles reach. In windows they are all such: where channels are groups of their own, tiles may
+    hold several groups. The positions of all images are one axis as well."""
+    left, right = node.lhs.variables(), node.rhs.variables()
+    alone = tuple((k,) for k, v in enumerate(node.out_vars) if node.windowed or (v in left) != (v in right))
+    rows = tuple(k for k, v in enumerate(node.out_vars) if v not in right)
+    return (*alone, rows) if node.windowed and len(rows) > 1 else alone
+
+
+def _are_apart(indices: Sequence[Expr]) -> bool:
+    """Whether each loop is in one of the indices alone. One that goes through images and their channels would make each channel
+    of each image a group of its own to templates, with a tile of one column."""
+    found = [v for e in indices for v in ix.free_atoms(e)]
+    return len(set(found)) == len(found)
 
 
 _PARTS = "parts"

@@ -14,8 +14,10 @@ from kgen.templates.problem import Input, Problem
 from kgen.templates.triton.kernels import conv_estimate
 from kgen.templates.triton.kernels.matmul import ASYNCHRONOUS, LARGEST_EXACT, MIN_BLOCK, refuse_dot, refuse_empty
 
-# The first compute capability whose tensor cores multiply all of the types.
-LEAST_ARCH = 80
+# The first compute capability whose tensor cores multiply all of the types, and the first one that reads their operands from
+# shared memory. Before it threads hold operands, too: registers for each byte that a thread loads in a step.
+LEAST_ARCH, FROM_SHARED = 80, 90
+PER_BYTE = 3 / 16
 # Rows, columns and channels of a tile of 16-bit numbers, warps and stages, and whether one loop goes through taps and channels.
 TILES = (
     (128, 256, 64, 8, 3, 1), (128, 128, 64, 8, 3, 1), (128, 128, 64, 4, 3, 1), (256, 128, 64, 8, 3, 1), (128, 128, 32, 4, 4, 1),
@@ -52,7 +54,7 @@ class Conv(KernelTemplate):
         stages = config.STAGES if config.BLOCK_M >= ASYNCHRONOUS else max(1, config.STAGES - 1)
         staged = sum(staged_bytes(problem, config, one, stages) for one in problem.inputs.values())
         area = config.BLOCK_M * config.BLOCK_N
-        return Resources(max(staged, 4 * area) + 1024, area // (config.WARPS * 32) + 80)
+        return Resources(max(staged, 4 * area) + 1024, area // (config.WARPS * 32) + 80 + operand_registers(problem, config))
 
     def seconds(self, problem: Problem, config: Config) -> float:
         return conv_estimate.implicit_gemm(problem, config, self.resources(problem, config))
@@ -70,6 +72,14 @@ def staged_bytes(problem: Problem, config: Config, one: Input, stages: int) -> i
     """Shared memory of an operand's tiles: of all stages, and once more of one that is computed on its way."""
     rows, depth = (config.get(problem.template.block(axis) or "") for axis in problem.operand_axes(one.name))
     return rows * depth * one.dtype.itemsize * (stages + (problem.copied(one) is None))
+
+
+def operand_registers(problem: Problem, config: Config, each: float = PER_BYTE) -> int:
+    """Registers of a thread for operands and their addresses, `each` of them for a byte."""
+    if problem.device.arch >= FROM_SHARED:
+        return 0
+    loaded = sum(staged_bytes(problem, config, one, 1) for one in problem.inputs.values())
+    return int(loaded * each) // (config.WARPS * 32)
 
 
 # Groups, rows and output channels of a tile, and warps: of channels that lie side by side, and of few groups.

@@ -14,10 +14,14 @@ from kgen.templates.base import KernelTemplate, Resources
 from kgen.templates.contract import Config, contraction, host_value, knob, operand, result, template, workspace
 from kgen.templates.problem import Problem
 from kgen.templates.triton.kernels import conv_estimate
-from kgen.templates.triton.kernels.conv import power_of_two, staged_bytes
-from kgen.templates.triton.kernels.matmul import LARGEST_EXACT, MIN_BLOCK, refuse_dot, refuse_empty, sums_needs
+from kgen.templates.triton.kernels.conv import operand_registers, power_of_two, staged_bytes
+from kgen.templates.triton.kernels.matmul import MIN_BLOCK, refuse_dot, refuse_empty, sums_needs
 
 LEAST_ARCH = 80
+# Registers for each byte that a thread loads in a step, where operands are held there: each row has an address of its own.
+PER_BYTE = 0.6
+# Points of the largest tile of exact float32 numbers, which threads hold as well.
+MOST_EXACT = 64 * 32
 # The most filter taps: of more positions it is no gradient of filters.
 MOST_TAPS = 512
 # Channels of the image, of the gradient, and positions of a step, warps and stages.
@@ -66,7 +70,7 @@ class ConvWeight(KernelTemplate):
     def configs(self, problem: Problem) -> Iterator[dict[str, Any]]:
         wide = max(1, problem.main_dtype.itemsize // 2)
         most = {axis: max(2 * MIN_BLOCK, power_of_two(problem.size(axis))) for axis in "mn"}
-        largest = LARGEST_EXACT if problem.exact_float32 else math.inf
+        largest = MOST_EXACT if problem.exact_float32 else math.inf
         for m, n, k, warps, stages in TILES:
             if m <= most["m"] and n <= most["n"] and m * n <= largest:
                 for split in _splits(problem, m, n, k // wide):
@@ -78,7 +82,8 @@ class ConvWeight(KernelTemplate):
         area = config.BLOCK_M * config.BLOCK_N
         staged = sum(staged_bytes(problem, config, one, config.STAGES) for one in problem.inputs.values())
         ones = sums_needs(problem, config)
-        return Resources(max(staged + ones.shared, 4 * area) + 1024, area // (config.WARPS * 32) + ones.registers + 80)
+        registers = area // (config.WARPS * 32) + ones.registers + 80 + operand_registers(problem, config, PER_BYTE)
+        return Resources(max(staged + ones.shared, 4 * area) + 1024, registers)
 
     def grid(self, problem: Problem, config: Config) -> Expr:
         return problem.blocks(config) * config.SPLIT

@@ -99,6 +99,33 @@ def test_windows_go_to_the_library(gpu: bool) -> None:
     assert not matmuls(plan)
 
 
+def biased(x: Tensor, w: Tensor, b: Tensor, r: Tensor) -> Tensor:
+    return F.conv2d(x, w, b, padding=1) + r
+
+
+def depthwise_norm(x: Tensor, w: Tensor, b: Tensor, r: Tensor) -> Tensor:
+    y = F.conv2d(x, w, b, padding=1, groups=x.shape[1]).permute(0, 2, 3, 1)
+    return F.gelu(F.layer_norm(y, (y.shape[-1],)))
+
+
+@pytest.mark.parametrize(("fn", "channels"), [(biased, 64), (depthwise_norm, 1)])
+def test_what_reads_a_library_convolution_of_a_gpu_adds_its_bias(fn: Callable[..., Tensor], channels: int) -> None:
+    """The library has a kernel of its own for it, which reads and writes the result once more. That of a CPU has not."""
+    args = image(8, 64, 56, 56), image(64, channels, 3, 3), t(64), image(8, 64, 56, 56)
+    plan = planned(fn, *args)
+    [call] = plan.calls
+    assert call.node.args[2] is None
+    assert len(plan.steps) == 2
+    on_cpu = planned(fn, *(a.float() for a in args), gpu=False)
+    assert all(call.node.args[2] is not None for call in on_cpu.calls)
+
+
+def test_a_bias_that_is_added_later_is_added_right() -> None:
+    x, w, b, r = torch.randn(2, 6, 5, 5), torch.randn(8, 6, 3, 3), torch.randn(8), torch.randn(2, 8, 5, 5)
+    got = torch.compile(biased, backend="kgen", options={"gpu_interpreter": True, "cache": False})(x, w, b, r)
+    torch.testing.assert_close(got, biased(x, w, b, r), atol=1e-5, rtol=1e-5)
+
+
 def test_1x1_convolutions_are_matmuls() -> None:
     plan = planned(
         lambda x, w, r: F.relu(F.conv2d(x, w) + r), image(32, 256, 56, 56), image(256, 256, 1, 1), image(32, 256, 56, 56)

@@ -18,6 +18,7 @@ import kgen
 from kgen.capture.decompositions import TABLE
 from kgen.cost import model
 from kgen.cost.tuning_query import FUSED
+from kgen.ir import nodes as ir
 from kgen.ir.plan import Call, Schedule
 from kgen.lowering import LoweringContext, lower, reinplace
 from kgen.report.record import Record, recording
@@ -127,14 +128,18 @@ def test_it_can_be_forbidden() -> None:
 # ---- a GPU that need not be here -------------------------------------------------------------------------------------
 
 
-def on_gpu(fn: Callable[..., Any], oracle: Knows | None) -> list[str]:
+def plan_on_gpu(fn: Callable[..., Any], oracle: Knows | None, *more: Tensor) -> Schedule:
     mode = FakeTensorMode()
-    fakes = [FakeTensor(mode, a.to(bf16).to("meta"), torch.device("cuda:0")) for a in given()]
+    fakes = [FakeTensor(mode, a.to(bf16).to("meta"), torch.device("cuda:0")) for a in (*given(), *more)]
     with mode:
         gm = make_fx(fn, decomposition_table=TABLE)(*fakes)
     with _disable_current_modes():
         graph = lower(reinplace(gm), LoweringContext())
-    return steps(schedule(graph, Options(oracle=oracle)))
+    return schedule(graph, Options(oracle=oracle))
+
+
+def on_gpu(fn: Callable[..., Any], oracle: Knows | None) -> list[str]:
+    return steps(plan_on_gpu(fn, oracle))
 
 
 @pytest.mark.parametrize(
@@ -147,6 +152,22 @@ def test_a_gpu_has_one_call_where_that_was_measured(name: str, call: str, monkey
     assert on_gpu(fn, Knows(FUSED)) == [call]
     assert on_gpu(fn, Knows(()))[0] == CONVOLUTION
     assert call not in on_gpu(fn, None), "nobody has measured it"
+
+
+BIASED: dict[str, Callable[..., Tensor]] = {
+    "aten.cudnn_convolution_relu.default": lambda x, w, r, b: F.relu(F.conv2d(x, w, b, padding=1)),
+    "aten.cudnn_convolution_add_relu.default": lambda x, w, r, b: F.relu(F.conv2d(x, w, b, padding=1) + r),
+}
+
+
+@pytest.mark.parametrize("call", BIASED)
+def test_one_call_of_a_gpu_adds_the_bias_as_well(call: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.backends.cudnn, "is_available", lambda: True)
+    plan = plan_on_gpu(BIASED[call], Knows(FUSED), torch.randn(8))
+    assert steps(plan) == [call]
+    [made] = plan.calls
+    names = {arg.buffer for arg in made.node.args if isinstance(arg, ir.TensorArg)}
+    assert any(plan.graph.buffers[name].sizes == (8,) for name in names)
 
 
 def test_an_estimate_counts_no_call_that_nobody_has_measured(monkeypatch: pytest.MonkeyPatch) -> None:
