@@ -83,7 +83,7 @@ KGEN_FN Register<To, N> narrow_integers(Register<From, N> x) {
 }
 #endif
 
-// The processor's own conversion, to 32 or 64 bits. The compiler may see neither end of it. Without -ftrapping-math, GCC takes
+// The instruction's own conversion, to 32 or 64 bits. The compiler may see neither end of it. Without -ftrapping-math, GCC takes
 // float(int(x)) for trunc(x), which keeps -0.0, NaN and infinities; and of a NaN that it knows it makes zero.
 template <class To, class From>
 KGEN_FN To truncate_scalar(From x) {
