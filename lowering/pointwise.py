@@ -142,6 +142,8 @@ def add(b: Builder, x: Operand, y: Operand, alpha: Operand = 1) -> Tensor:
 
 
 def sub(b: Builder, x: Operand, y: Operand, alpha: Operand = 1) -> Tensor:
+    if any(isinstance(o, Tensor) and o.dtype is torch.bool for o in (x, y)):  # tracing lets a number less a bool pass
+        raise Refused("a difference of bools, for which eager raises")
     kind = promote(x, y)
     return pointwise(lambda p, q: vs.call("sub", p, _scaled(q, alpha, kind)), x, y)
 
@@ -270,9 +272,19 @@ def extreme_number(op: str, on_integer: str, on_bool: str) -> Rule:
     return formula(body)
 
 
+def _fits(number: int, kind: torch.dtype) -> bool:
+    """Whether eager converts a number to a type. Unsigned ones take what is negative: it wraps."""
+    if kind.is_floating_point or kind is torch.bool:
+        return True
+    info = torch.iinfo(kind)
+    return (info.min or -info.max) <= number <= info.max
+
+
 def clamp(b: Builder, x: Tensor, low: Operand | None = None, high: Operand | None = None) -> Tensor:
     bounds = [o for o in (low, high) if o is not None]
     kind = promote(x, *bounds)
+    if any(isinstance(o, int) and not _fits(o, kind) for o in bounds):
+        raise Refused("a limit that its type does not have, for which eager raises")
     above, below = ("or", "and") if kind is torch.bool else ("maximum", "minimum")
 
     def body(p: Value, *limits: Value) -> Value:

@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 
+from kgen.capture.check_index import check_index
 from kgen.ir import index as ix
 from kgen.ir import ops
 from kgen.ir import values as vs
@@ -18,6 +19,7 @@ from kgen.lowering.fallback import Refused
 from kgen.lowering.pointwise import Operand, narrowed, number, pointwise
 from kgen.lowering.pointwise import extreme as pairwise
 from kgen.lowering.tensor import Tensor, convert, reindex
+from kgen.lowering.unbacked import check
 
 Dims = Sequence[int] | int | None
 
@@ -212,6 +214,15 @@ def extreme(b: Builder, op: str, x: Tensor, dims: Sequence[int], keepdim: bool) 
     return reduce(b, op, x, dims, keepdim)
 
 
+def _not_empty(b: Builder, name: str, x: Tensor, dims: Sequence[int]) -> None:
+    """Nothing has no extreme: eager's operator raises that where sizes are known to be zero, a check where data decide them."""
+    n = count(x, dims)
+    if n.as_int() == 0:
+        raise Refused("an extreme of nothing, for which eager raises")
+    if b.symbols.depends_on_data(n):
+        check(b, ix.apply("lt", 0, n), f"{name}(): expected a reduction over at least one element", check_index)
+
+
 def amax(b: Builder, x: Tensor, dim: Dims = None, keepdim: bool = False) -> Tensor:
     return extreme(b, "max", x, dims_of(x, dim), keepdim)
 
@@ -240,6 +251,7 @@ def extreme_along(op: str) -> Callable[..., Any]:
     """``max(x)``, ``max(x, dim)`` with its positions."""
 
     def rule(b: Builder, x: Tensor, dim: int | None = None, keepdim: bool = False) -> Any:
+        _not_empty(b, op, x, dims_of(x, dim))
         if dim is None:
             return extreme(b, op, x, dims_of(x, None), keepdim)
         return positioned(b, f"arg{op}", x, dims_of(x, dim), keepdim)

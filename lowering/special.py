@@ -132,6 +132,9 @@ def _log2_of_one_plus(x: Value) -> Value:
 
 
 def _lcm(x: Value, y: Value) -> Value:
+    if x.dtype.itemsize < 4:  # C++ multiplies narrow integers as 32-bit ones: what overflows may be negative
+        wide = _lcm(vs.cast(x, torch.int32), vs.cast(y, torch.int32))
+        return vs.cast(wide, x.dtype)
     divisor = vs.call("gcd", x, y)
     product = vs.call("abs", vs.call("mul", vs.call("truncdiv", x, divisor), y))
     return vs.where(vs.call("eq", divisor, number(0, x)), number(0, x), product)

@@ -233,12 +233,19 @@ def conversions() -> Callable[[str], Callable[..., None]]:
             rounding += map_function(f"round_{short(narrow)}_{width}", width, torch.float32, (torch.float32,), text)
             rounding += map_function(f"narrow_{short(narrow)}_{width}", width, narrow, (torch.float32,), "a")
             rounding += map_function(f"widen_{short(narrow)}_{width}", width, torch.float32, (narrow,), "a")
+    for source, target in TRUNCATIONS:
+        there = CPP_STRUCTURAL["cast"].format(CPP_OPS["add"].format("a", "a"), type=CPP_TYPES[target].compute)
+        text = CPP_STRUCTURAL["cast"].format(there, type=CPP_TYPES[source].compute)
+        for width in WIDTHS:
+            name = f"truncate_{short(source)}_{short(target)}_{width}"
+            rounding += map_function(name, width, source, (source,), text)
     for source, target in BITCASTS:
         text = CPP_STRUCTURAL["bitcast"].format("a", type=CPP_TYPES[target].compute)
         rounding += map_function(f"bitcast_{short(source)}_{short(target)}", 16, target, (source,), text)
     return build("conversions", body, rounding)
 
 
+TRUNCATIONS = tuple((source, target) for source in FLOATS for target in (torch.int8, torch.int32, torch.int64))
 BITCASTS = ((torch.float32, torch.int32), (torch.int32, torch.float32), (torch.float64, torch.int64), (torch.uint8, torch.int8))
 
 
@@ -256,6 +263,18 @@ def test_cast(conversions, source):
             conversions(f"cast_{short(source)}_{short(target)}_{width}")(got, a, N)
             want = a.long().to(target) if source.is_floating_point and target in UNSIGNED else a.to(target)
             torch.testing.assert_close(got, want, rtol=0, atol=0, equal_nan=True)
+
+
+@pytest.mark.parametrize(("source", "target"), TRUNCATIONS, ids=short)
+def test_an_integer_made_of_a_float_is_one_when_it_becomes_a_float_again(conversions, source, target):
+    """It has no -0.0, NaN or infinity: 1 / x.long().float() showed a wrong sign."""
+    a = torch.tensor([-0.25, -0.0, 0.25, 1.75, -1.75, math.nan, math.inf, -math.inf, 1e30] * 8, dtype=source)
+    for width in WIDTHS:
+        got = torch.empty_like(a)
+        conversions(f"truncate_{short(source)}_{short(target)}_{width}")(got, a, len(a))
+        assert got.isfinite().all()
+        assert not got[got == 0].signbit().any()
+        torch.testing.assert_close(got[:5], (a[:5] * 2).trunc() + 0.0, rtol=0, atol=0)
 
 
 UNSIGNED = (torch.uint8, torch.uint16, torch.uint32, torch.uint64)

@@ -83,6 +83,35 @@ KGEN_FN Register<To, N> narrow_integers(Register<From, N> x) {
 }
 #endif
 
+// The instruction's own conversion, to 32 or 64 bits. The compiler may see neither end of it. Without -ftrapping-math, GCC takes
+// float(int(x)) for trunc(x), which keeps -0.0, NaN and infinities; and of a NaN that it knows it makes zero.
+template <class To, class From>
+KGEN_FN To truncate_scalar(From x) {
+#if KGEN_X86
+  __asm__("" : "+x"(x));
+#else
+  __asm__("" : "+g"(x));
+#endif
+  To whole = static_cast<To>(x);
+  __asm__("" : "+r"(whole));
+  return whole;
+}
+
+// Of one register, 32 or 64 bits a lane.
+template <class To, class From, int N>
+KGEN_FN Register<To, N> truncate_register(Register<From, N> x) {
+#if KGEN_X86
+  if constexpr (sizeof(Register<To, N>) >= 16) {
+    Register<To, N> whole = __builtin_convertvector(x, Register<To, N>);
+    __asm__("" : "+x"(whole));
+    return whole;
+  }
+#endif
+  Register<To, N> whole;
+  for (int k = 0; k < N; ++k) whole[k] = truncate_scalar<To, From>(x[k]);
+  return whole;
+}
+
 // One exact register; out-of-range floats convert as the x86 truncating instructions do.
 template <class To, class From, int N>
 KGEN_FN Register<To, N> convert_register(Register<From, N> x) {
@@ -111,6 +140,8 @@ KGEN_FN Register<To, N> convert_register(Register<From, N> x) {
   } else if constexpr (std::is_same_v<From, float> && std::is_same_v<To, int64_t> && N == 4) {
     return (Register<int64_t, N>)_mm256_cvttps_epi64((__m128)x);
 #endif
+  } else if constexpr (from_float && std::is_integral_v<To>) {
+    return truncate_register<To, From, N>(x);
 #if KGEN_AVX512
   } else if constexpr (std::is_same_v<To, double> && N == 8 && std::is_same_v<From, float>) {
     return (Register<To, N>)_mm512_cvtps_pd((__m256)x);
@@ -135,12 +166,15 @@ KGEN_FN To convert_scalar(From x) {
   if constexpr (std::is_same_v<To, bool>) {
     return x != From(0);
   } else if constexpr (std::is_floating_point_v<From> && std::is_integral_v<To> && sizeof(To) < 4) {
-    return To(int32_t(x));
+    return To(truncate_scalar<int32_t>(x));
   } else if constexpr (std::is_floating_point_v<From> && std::is_same_v<To, uint32_t>) {
-    return To(int64_t(x));
+    return To(truncate_scalar<int64_t>(x));
   } else if constexpr (std::is_floating_point_v<From> && std::is_same_v<To, uint64_t>) {
     constexpr From limit = From(9223372036854775808.0);
-    return x >= limit ? uint64_t(int64_t(x - limit)) ^ (uint64_t(1) << 63) : uint64_t(int64_t(x));
+    const bool high = x >= limit;
+    return uint64_t(truncate_scalar<int64_t>(high ? x - limit : x)) ^ (uint64_t(high) << 63);
+  } else if constexpr (std::is_floating_point_v<From> && std::is_integral_v<To>) {
+    return truncate_scalar<To>(x);
   } else {
     return static_cast<To>(x);
   }
