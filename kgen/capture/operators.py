@@ -119,9 +119,10 @@ def name_calls(gm: GraphModule, paths: Mapping[str, str]) -> None:
     made = []
     for node in gm.graph.nodes:
         if node.op == "call_function":
-            call = OperatorCall(operator_name(node.target), paths.get(node.name, ""), source_line(node))
-            node.meta[_CALL] = replace(call, number=numbers[call.packet])
-            numbers[call.packet] += 1
+            name = operator_name(node.target)
+            packet = name.rpartition(".")[0]
+            node.meta[_CALL] = OperatorCall(name, paths.get(node.name, ""), source_line(node), numbers[packet])
+            numbers[packet] += 1
             made.append(node.meta[_CALL])
     for demand in DEMANDS.get():
         demand.look_at(made)
