@@ -1,7 +1,7 @@
 # The verbs of development; CI runs the same ones. Each does whatever set-up it needs, once.
 .DELETE_ON_ERROR:
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-full test-gpu opinfo models fuzz fuzz-gpu fuzz-programs fuzz-gpu-programs bench bench-gpu ablation lint format clean tree
+.PHONY: help setup demo test test-full test-gpu opinfo models fuzz fuzz-gpu fuzz-programs fuzz-gpu-programs bench bench-gpu ablation docs lint format clean tree
 
 PYTHON ?= python3
 VENV := .venv
@@ -39,6 +39,7 @@ help:
 	@echo "make bench      memory-bound CPU patterns: eager, Inductor, kgen (BENCH_ARGS=...)"
 	@echo "make bench-gpu  matmuls on a GPU: eager, cuBLAS, Inductor, kgen; then a report in out/bench (BENCH_ARGS=...)"
 	@echo "make ablation   what each optimisation is worth (BENCH_ARGS=...)"
+	@echo "make docs       the documentation as a site, in out/site"
 	@echo "make lint       ruff, mypy, import-linter, private terms (tools/vocabulary.py)"
 	@echo "make format     ruff format and safe fixes"
 	@echo "make clean      remove build products and caches (keeps $(VENV))"
@@ -99,6 +100,12 @@ ablation: $(STAMP)
 tree:
 	@rm -rf $(TREE) && mkdir -p $(TREE)/kgen
 	@ln -s $(CURDIR)/kgen/* $(CURDIR)/lowering $(CURDIR)/scheduler $(CURDIR)/templates $(TREE)/kgen/
+
+# The site in out/site, without a warning. Its pages of names, options and errors are written from the code.
+docs: $(STAMP)
+	$(BIN)/python -m pip install --quiet -c constraints.txt -e '.[docs]' --no-build-isolation
+	$(BIN)/python -m tools.reference_docs --check
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --quiet --strict
 
 lint: $(STAMP) tree
 	$(BIN)/ruff format --check $(SOURCES)

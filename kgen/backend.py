@@ -258,12 +258,13 @@ def _check_operators(config: Config) -> None:
     if config.fallback:
         check_names("the option fallback", (name for name in config.fallback if name != "all"))
     for demand in DEMANDS.get():
-        check_names("require_fused" if demand.wanted else "forbid_fused", (demand.producer, demand.consumer))
+        check_names(demand.door, (name.operator for name in (demand.first, demand.second) if name.operator))
 
 
 def _is_cached(config: Config, verdicts: Sequence[Verdict]) -> bool:
-    """Whether AOTAutograd may keep the graph. What calls a body is not kept, and need not be looked for."""
-    if not config.cache or config.debug or only.current() is not None:
+    """Whether AOTAutograd may keep the graph. What calls a body is not kept, and need not be looked for. A demand is about what
+    is compiled now: a graph that was kept has not heard of it."""
+    if not config.cache or config.debug or only.current() is not None or DEMANDS.get():
         return False
     from kgen.verdict import Outcome  # noqa: PLC0415  a rewrite has loaded it, if there was one
 

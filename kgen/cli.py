@@ -66,6 +66,13 @@ def _parser() -> argparse.ArgumentParser:
     one.add_argument("target", help="script.py, run with every kgen compilation reported; or module:function")
     one.add_argument("--json", action="store_true", help="print the report as JSON")
     one.add_argument("--source", action="store_true", help="also print the generated kernels")
+    one.add_argument("--html", metavar="FILE", type=Path, help="write the report as one page of HTML")
+    one.add_argument("--top", metavar="N", type=int, help="list so many refusals, and kernels of each graph")
+    one.add_argument(
+        "--why", metavar="NAME", nargs="+", help="the verdicts about a kernel, an operator or a module, or about two"
+    )
+    one.add_argument("--kernel", metavar="N", help="all about one kernel: its number, from 0, or its name")
+    one.add_argument("--mode", help="compile in this mode (max-autotune, ...)")
 
     _cache_parser(commands.add_parser("cache", help="look at, empty and exchange what is kept on disk"))
 

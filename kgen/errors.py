@@ -261,6 +261,16 @@ class FusionForbidden(UserError):
     hint = "remove the forbid_fused context, or split the operations"
 
 
+class BadCallName(UserError):
+    template = "{name!r} names no operator"
+    hint = "write 'aten.mm', or one call of it: 'aten.mm@layers.3.mlp', 'aten.mm@model.py:12' or 'aten.mm#2'"
+
+
+class NothingNamed(UserError):
+    template = "{where} names {name!r}, and no graph compiled inside has such a call"
+    hint = "name {known}; kgen.explain shows the operators of each kernel, and where they were called"
+
+
 class InvalidProgram(InternalError):
     template = "host program: {where}: {rule}"
 

@@ -19,7 +19,8 @@ from kgen.build.unit import UnitPlan, plan_units
 from kgen.capture import higher_order, torch_adapter
 from kgen.capture.aot_cache import NotSerializable
 from kgen.capture.notes import notes
-from kgen.capture.operators import trace_origins
+from kgen.capture.operators import name_calls, trace_origins
+from kgen.capture.paths import paths_in
 from kgen.capture.torch_adapter import GraphInfo
 from kgen.config import Config
 from kgen.counters import counters
@@ -41,7 +42,7 @@ from kgen.only import Only
 from kgen.rendered.gpu_kernel import TritonKernel
 from kgen.rendered.kernel_call import KernelCall, Rendered
 from kgen.report import debug, trace
-from kgen.report.record import RECORDERS, record
+from kgen.report.record import RECORDERS, Record, record
 from kgen.scheduler import Options, StepChoices, pack_operands
 from kgen.scheduler import schedule as make_schedule
 from kgen.templates import registry
@@ -80,7 +81,11 @@ def lower(gm: GraphModule, info: GraphInfo, config: Config) -> tuple[GraphModule
         info.frozen_inputs, config.gpu_interpreter, operators, config.inlining, failed, config.top_k,
         torch.are_deterministic_algorithms_enabled(),
     )  # fmt: skip
-    graph = trace_origins(gm, lowering.lower(gm, context))
+    paths = paths_in(gm, info.paths)
+    name_calls(gm, paths)
+    graph = lowering.lower(gm, context)
+    graph.paths = paths
+    graph = trace_origins(gm, graph)
     trace.lowered(graph, info)
     if config.debug:
         debug.write_lowered(graph, info, config)
@@ -240,7 +245,7 @@ def build(work: tuple[GraphModule, Schedule, UnitPlan], info: GraphInfo, config:
         say_what_failed(failure, (gm, plan), units, config)
         raise
     if config.debug or RECORDERS:
-        made_of = record(info, plan, units, blueprint, config)
+        made_of = record(Record(info, plan, units, blueprint, config, scheduler_options(plan.graph, config)))
         if config.debug:
             debug.write_code(made_of, gm)
     return made

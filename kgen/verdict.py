@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from enum import Enum
+from functools import lru_cache
+
+from kgen import errors
 
 
 class Outcome(Enum):
@@ -148,6 +151,51 @@ class Reason(Enum):
 
 CHANGES: dict[Reason, str] = {
     Reason.INTERNAL_ERROR: "report it with the file that was kept",
+    Reason.NOT_COMPILED: "report it with the compiler's message",
+    Reason.FAILED: "report it; meanwhile options={'fallback': [operator]} runs one operator in eager",
+    Reason.WRONG_RESULT: "report it; kgen.testing.check_template finds the smallest case",
+    Reason.CRASHED: "report it with the template and its configuration",
+    Reason.HUNG: "report it with the template and its configuration",
+    Reason.SHORT_RUNS: "join longer slices, or join along another axis",
+    Reason.PART: "compute the consumer of each part, and join the results",
+    Reason.SCATTER_RESULT: "gather where the values are read, instead of scattering where they are made",
+    Reason.DEVICE: "move both to one device",
+    Reason.EMPTY_LOOP: "compile with dynamic=False, so that the inner axis is known to have points",
+    Reason.NOT_TRIED: "put the two next to each other in the program",
+    Reason.NO_SAVING: "accept two kernels: one kernel would take as long",
+    Reason.TOO_LARGE: "compile its parts apart, or return a value in the middle",
+    Reason.EXPENSIVE: "require_fused computes it there all the same",
+    Reason.LIBRARY: "set mode='max-autotune', which measures templates against the library",
+    Reason.LIBRARY_JOINS: "set mode='max-autotune', which measures templates against the library",
+    Reason.FORBIDDEN: "leave out the forbid_fused",
+    Reason.MORE_MEMORY: "accept two kernels, which need less memory, or use a smaller batch",
+    Reason.NOTHING_RUNS: "accept it: there is nothing to record",
+    Reason.VENDOR_FASTER: "set mode='max-autotune', which measures instead of estimating",
+    Reason.UNCALIBRATED: "set mode='max-autotune', which measures templates on this machine",
+    Reason.VENDOR_MEASURED: "accept the library's kernel: a template was slower here",
+    Reason.NO_TEMPLATE: "write a template for it (docs/templates/tutorial.md)",
+    Reason.TWO_MATMULS: "write a template that is a program of both (docs/templates/reference.md)",
+    Reason.NOT_EPILOGUE: "make what follows the matmul elementwise",
+    Reason.NOT_PROLOGUE: "make what comes before the matmul elementwise, or accept a stored operand",
+    Reason.NOT_IN_TILES: "reduce along rows of the matmul's result",
+    Reason.NOT_WHOLE: "use fewer columns, so that a tile holds a full row",
+    Reason.RECOMPUTE_DEAR: "accept that the matmul's result is stored",
+    Reason.CHAINED_REDUCTIONS: "make the reductions independent: sums and sums of squares instead of sums of differences",
+    Reason.SCALE_MASKED: "apply the mask before the scale, or to the matmul's result",
+    Reason.SCALE_FITS: "give the operand a type with a wider range",
+    Reason.SCALE_ORDER: "set options={'numerics': 'fast'}",
+    Reason.SCALE_SUMMED: "sum the operand before it is scaled",
+    Reason.SCALE_NEEDED: "read the operand without its scale elsewhere, too",
+    Reason.SCALE_REMAINS: "multiply the matmul's result by the scale",
+    Reason.UNEQUAL: "accept that the matmul's result is stored",
+    Reason.OPERAND_STORED: "require_fused of that operand and the matmul, or mode='max-autotune'",
+    Reason.NO_OPERAND_REDUCTION: "accept a kernel of its own for the sum",
+    Reason.APART_FASTER: "set mode='max-autotune', which measures instead of estimating",
+    Reason.LARGER: "accept that it is computed at each call",
+    Reason.RETURNED: "return a copy of it",
+    Reason.WRITTEN: "write out of place",
+    Reason.FROZEN_OPERAND: "accept it: frozen tensors need no packing at each call",
+    Reason.UNPACKED_BETTER: "accept that it is read as it is",
     Reason.INDEX_MISMATCH: "write the consumer so that it reads the element the producer makes, or accept two kernels",
     Reason.SPACE_MISMATCH: "give both the same shape",
     Reason.REDUCED_AXES_DIFFER: "reduce over the same axes",
@@ -166,10 +214,10 @@ CHANGES: dict[Reason, str] = {
     Reason.HORIZONTAL_OFF: "set options={'horizontal_fusion': True}",
     Reason.NOT_IN_ORDER: "let the places of the updates depend on rows or on columns of the matmul, not on both",
     Reason.ORDER_DEAR: "use fewer threads, or require_fused",
-    Reason.EXTERN_CALL: "a template for the library call would make it fusible",
+    Reason.EXTERN_CALL: "write a template for the library call (docs/templates/tutorial.md)",
     Reason.SYMBOLIC: "compile with dynamic=False, or mark the dimensions static",
     Reason.UNKNOWN_SIZES: "compile with dynamic=False, or mark the dimensions static",
-    Reason.NO_LOWERING: "none: the operator runs in eager",
+    Reason.NO_LOWERING: "use another operator, or write a template for this one (docs/templates/tutorial.md)",
     Reason.NOT_ONE_GPU: "move all tensors to one GPU, or compile the parts apart",
     Reason.FEW_LAUNCHES: "compile more in one graph",
     Reason.HOST_DECIDES: "leave that step out of the compiled region",
@@ -184,7 +232,8 @@ CHANGES: dict[Reason, str] = {
 @dataclass(frozen=True, slots=True)
 class Verdict:
     """One decision. `bytes_saved` is memory traffic at the size hints; `measured` are times in microseconds, if any. `kernels`
-    are two steps of the plan that touch one buffer: it says why they stay apart, and is the only one that names both."""
+    are two steps of the plan that touch one buffer: it says why they stay apart, and is the only one that names both.
+    `paths` are where producer and consumer are in the user's modules, where that is known."""
 
     producer: str
     consumer: str
@@ -194,6 +243,18 @@ class Verdict:
     detail: str = ""
     measured: tuple[float, ...] = ()
     kernels: tuple[str, ...] = ()
+    paths: tuple[str, str] = ("", "")
+
+    def named(self, paths: Mapping[str, str]) -> Verdict:
+        """The verdict with the paths of its nodes."""
+        found = paths.get(self.producer, ""), paths.get(self.consumer, "")
+        return replace(self, paths=found) if any(found) else self
+
+    @property
+    def parties(self) -> tuple[str, ...]:
+        """Producer and consumer with their paths: ``mm_4 [layers.1.mlp.up]``."""
+        pairs = zip((self.producer, self.consumer), self.paths, strict=True)
+        return tuple(f"{name} [{path}]" if path else name for name, path in pairs if name)
 
     @property
     def change(self) -> str:
@@ -204,32 +265,143 @@ class Verdict:
         return {
             "producer": self.producer, "consumer": self.consumer, "outcome": self.outcome.value, "reason": self.reason.name,
             "because": self.reason.value, "kernels": list(self.kernels),
+            "paths": list(self.paths),
             "bytes_saved": self.bytes_saved, "detail": self.detail, "measured": list(self.measured), "change": self.change,
         }  # fmt: skip
 
     def __str__(self) -> str:
         saved = f", saves {self.bytes_saved:,} bytes" if self.bytes_saved else ""
         detail = f" ({self.detail})" if self.detail else ""
-        parts = " + ".join(filter(None, (self.producer, self.consumer)))
-        return f"{parts}: {self.outcome.value}, because {self.reason.value}{detail}{saved}"
+        return f"{' + '.join(self.parties)}: {self.outcome.value}, because {self.reason.value}{detail}{saved}"
+
+
+# ---- what users demand of fusion ---------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class OperatorCall:
+    """One call of an operator in a graph: the path of the module that made it, the user's line (``file.py:12 code``), and which
+    of the graph's calls of this operator it is, from 0, whatever their overloads."""
+
+    operator: str
+    module: str = ""
+    line: str = ""
+    number: int = 0
+
+    @property
+    def packet(self) -> str:
+        """The operator's name without its overload."""
+        return self.operator.rpartition(".")[0] or self.operator
+
+    def __str__(self) -> str:
+        place = self.module or self.line.partition(" ")[0]
+        return f"{self.packet}#{self.number}{f' in {place}' if place else ''}"
+
+
+@dataclass(frozen=True, slots=True)
+class CallName:
+    """What a user calls operators by: ``aten.mm``, or one of its calls: ``aten.mm@layers.3.mlp`` (a module and what is in it),
+    ``aten.mm@model.py:12`` (a line), ``aten.mm#2`` (a number, as `kgen.explain` shows it). ``@layers.3.mlp`` is all of them."""
+
+    operator: str = ""
+    place: str = ""
+    number: int | None = None
+
+    @property
+    def is_instance(self) -> bool:
+        """Whether it tells calls of one operator apart."""
+        return bool(self.place) or self.number is not None
+
+    def names(self, call: OperatorCall) -> bool:
+        """Whether it is a name of this call."""
+        if self.operator not in ("", call.operator, call.packet) or self.number not in (None, call.number):
+            return False
+        return not self.place or _is_in(call.module, self.place, ".") or _is_in(call.line, self.place, " ")
+
+    def among(self, calls: Iterable[OperatorCall]) -> bool:
+        """Whether it names one of them."""
+        return any(map(self.names, calls))
+
+
+def _is_in(text: str, start: str, end: str) -> bool:
+    return text == start or text.startswith(start + end)
+
+
+@lru_cache(maxsize=256)
+def call_name(text: str) -> CallName:
+    """The parts of a name. Raises BadCallName."""
+    operator, at, place = text.partition("@")
+    operator, hash_sign, number = operator.partition("#")
+    if (at and not place) or not (operator or place) or (hash_sign and (at or not number.isdecimal())):
+        raise errors.BadCallName(name=text)
+    return CallName(operator, place, int(number) if hash_sign else None)
+
+
+@dataclass(slots=True, eq=False)
+class _Seen:
+    """Which of a demand's names were names of something in the graphs compiled so far, and what else there was."""
+
+    graphs: int = 0
+    found: set[str] = field(default_factory=set)
+    calls: dict[str, None] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
 class FusionDemand:
-    """What a user asked of the scheduler: operator names that must, or must not, share a kernel."""
+    """What a user asked of the scheduler: operators, by name, that must, or must not, share a kernel."""
 
     producer: str
     consumer: str
     wanted: bool
+    seen: _Seen = field(default_factory=_Seen, compare=False, repr=False)
 
-    def between(self, some: Iterable[str], others: Iterable[str]) -> bool:
-        """Whether it is about an operator of each: of `aten.mm.default`, it may say `aten.mm`."""
-        one, two = _spelled(some), _spelled(others)
-        return (self.producer in one and self.consumer in two) or (self.producer in two and self.consumer in one)
+    @property
+    def first(self) -> CallName:
+        return call_name(self.producer)
+
+    @property
+    def second(self) -> CallName:
+        return call_name(self.consumer)
+
+    @property
+    def door(self) -> str:
+        """The function that asks for it."""
+        return "require_fused" if self.wanted else "forbid_fused"
+
+    def between(self, some: Sequence[OperatorCall], others: Sequence[OperatorCall]) -> bool:
+        """Whether it is about a call among each: of `aten.mm.default`, it may say `aten.mm`."""
+        one, two = self.first, self.second
+        return (one.among(some) and two.among(others)) or (one.among(others) and two.among(some))
+
+    def names(self, calls: Sequence[OperatorCall]) -> bool:
+        """Whether it is about any of the calls."""
+        return self.first.among(calls) or self.second.among(calls)
+
+    def look_at(self, calls: Sequence[OperatorCall]) -> None:
+        """Notes which names a graph with these calls has."""
+        self.seen.graphs += 1
+        for text in (self.producer, self.consumer):
+            name = call_name(text)
+            if name.among(calls):
+                self.seen.found.add(text)
+            self.seen.calls.update((str(call), None) for call in calls if name.operator in (call.operator, call.packet))
+
+    def check(self) -> None:
+        """Raises NothingNamed where the graphs had no call of a name. To forbid what does not occur asks for nothing, but one
+        call that is not there was meant to be another one."""
+        for text in (self.producer, self.consumer):
+            if self.seen.graphs and text not in self.seen.found and (self.wanted or call_name(text).is_instance):
+                known = [one for one in self.seen.calls if one.startswith(f"{call_name(text).operator}#")]
+                raise errors.NothingNamed(where=self.door, name=text, known=_listed(known) or "another operator")
 
 
-def _spelled(operators: Iterable[str]) -> set[str]:
-    return {name for op in operators for name in (op, op.rpartition(".")[0])}
+# Calls that an error lists.
+_LISTED = 8
+
+
+def _listed(calls: Sequence[str]) -> str:
+    more = f" and {len(calls) - _LISTED} more" if len(calls) > _LISTED else ""
+    return ", ".join(calls[:_LISTED]) + more
 
 
 # What `require_fused` and `forbid_fused` say of the graphs that are compiled now.
@@ -238,20 +410,29 @@ DEMANDS: ContextVar[tuple[FusionDemand, ...]] = ContextVar("kgen_fusion_demands"
 
 @contextmanager
 def require_fused(producer: str, consumer: str) -> Iterator[None]:
-    """Graphs compiled inside must run operators `producer` and `consumer` (``"aten.mm"``) in one kernel, or raise
-    `errors.FusionRequired` with the reason why not."""
-    token = DEMANDS.set((*DEMANDS.get(), FusionDemand(producer, consumer, True)))
-    try:
+    """Graphs compiled inside must run operators `producer` and `consumer` in one kernel, or raise `errors.FusionRequired` with
+    the reason why not. An operator is ``"aten.mm"``; one call of it is ``"aten.mm@layers.3.mlp"`` (in that module),
+    ``"aten.mm@model.py:12"`` (on that line) or ``"aten.mm#2"`` (the number that `kgen.explain` shows).
+
+    Raises BadCallName, UnknownOperator, and NothingNamed at the end, where no graph had such a call."""
+    with _demanded(FusionDemand(producer, consumer, True)):
         yield
-    finally:
-        DEMANDS.reset(token)
 
 
 @contextmanager
 def forbid_fused(producer: str, consumer: str) -> Iterator[None]:
-    """Graphs compiled inside keep the two operators in separate kernels."""
-    token = DEMANDS.set((*DEMANDS.get(), FusionDemand(producer, consumer, False)))
+    """Graphs compiled inside keep the two operators in separate kernels. Names and errors are those of `require_fused`; an
+    operator that no graph has is no error."""
+    with _demanded(FusionDemand(producer, consumer, False)):
+        yield
+
+
+@contextmanager
+def _demanded(demand: FusionDemand) -> Iterator[None]:
+    call_name(demand.producer), call_name(demand.consumer)
+    token = DEMANDS.set((*DEMANDS.get(), demand))
     try:
         yield
     finally:
         DEMANDS.reset(token)
+    demand.check()

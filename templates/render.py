@@ -77,10 +77,14 @@ def canonical_text(text: str, names: frozenset[str]) -> str:
 
 
 def source_lines(origins: Iterable[ir.Origin]) -> list[str]:
-    """Comments of a kernel: the operators, then the user's lines. In C++ a backslash at the end would continue a comment."""
+    """Comments of a kernel: the operators, the modules that call them, the user's lines, and what its parameters are in these
+    modules. In C++ a backslash at the end would continue a comment."""
     origins = tuple(origins)
     names = dict.fromkeys(op for o in origins for op in o.operators)
-    lines = [", ".join(names), *list(dict.fromkeys(o.line for o in origins if o.line))[:8]]
+    modules = dict.fromkeys(path for o in origins for path in o.modules)
+    inside = [f"in {', '.join(modules)}"] if modules else []
+    parameters = dict.fromkeys(f"{name}: {path}" for o in origins for name, path in o.parameters)
+    lines = [", ".join(names), *inside, *list(dict.fromkeys(o.line for o in origins if o.line))[:8], *list(parameters)[:16]]
     return [line.replace("\n", " ").replace("\\", "/") for line in lines]
 
 

@@ -84,6 +84,38 @@ def test_explain_a_function(folder, capsys, function, text):
     assert text in capsys.readouterr().out
 
 
+def test_explain_writes_a_page(folder, capsys):
+    assert main(["explain", "script.py", "--html", "out.html"]) == 0
+    assert "out.html: <kgen report: 1 graph, 1 kernel" in capsys.readouterr().out
+    assert (folder / "out.html").read_text().startswith("<!doctype html>")
+    assert main(["explain", "script.py", "--html", "missing/out.html"]) == 2
+    assert "missing/out.html cannot be written" in capsys.readouterr().err
+
+
+def test_explain_one_kernel(folder, capsys):
+    assert main(["explain", "script.py", "--kernel", "0"]) == 0
+    printed = capsys.readouterr().out
+    assert "aten.exp#0" in printed
+    assert 'extern "C"' in printed
+    assert main(["explain", "script.py", "--kernel", "7"]) == 2
+    assert "there is no kernel '7'" in capsys.readouterr().err
+
+
+def test_explain_why(folder, capsys):
+    assert main(["explain", "script.py", "--why", "exp"]) == 0
+    assert "because" in capsys.readouterr().out
+    assert main(["explain", "script.py", "--why", "expp"]) == 2
+    assert "no verdict is about expp; did you mean" in capsys.readouterr().err
+    assert main(["explain", "script.py", "--why", "a", "b", "c"]) == 2
+    assert main(["explain", "script.py", "--top", "0"]) == 2
+
+
+def test_explain_in_a_mode(folder, capsys):
+    assert main(["explain", "script.py", "--mode", "default", "--top", "3"]) == 0
+    assert main(["explain", "script.py", "--mode", "fastest"]) == 1
+    assert "fastest" in capsys.readouterr().err
+
+
 def test_explain_says_what_is_wrong(folder, capsys):
     (folder / "nothing.py").write_text("x = 1\n")
     assert main(["explain", "nothing.py"]) == 1

@@ -7,7 +7,8 @@ reduction would be in no kernel at all.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections import Counter
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -19,6 +20,7 @@ from kgen.errors import UnknownOperator
 from kgen.ir import nodes as ir
 from kgen.ir.nodes import Origin
 from kgen.option_names import near
+from kgen.verdict import DEMANDS, OperatorCall
 
 # Operators whose results hold whatever was in memory.
 _EMPTY = (
@@ -106,10 +108,38 @@ def operator_name(target: Any) -> str:
 # ---- origins -------------------------------------------------------------------------------------------------------------
 
 
+# In a node's meta: which call it is.
+_CALL = "kgen_call"
+
+
+def name_calls(gm: GraphModule, paths: Mapping[str, str]) -> None:
+    """Notes at each call of an operator which one it is; `paths` has those of modules, by names of nodes. What users demand of
+    fusion is told of all calls."""
+    numbers: Counter[str] = Counter()
+    made = []
+    for node in gm.graph.nodes:
+        if node.op == "call_function":
+            name = operator_name(node.target)
+            packet = name.rpartition(".")[0]
+            node.meta[_CALL] = OperatorCall(name, paths.get(node.name, ""), source_line(node), numbers[packet])
+            numbers[packet] += 1
+            made.append(node.meta[_CALL])
+    for demand in DEMANDS.get():
+        demand.look_at(made)
+
+
+def call_of(node: Node) -> OperatorCall:
+    """Which call of an operator the node is."""
+    noted = node.meta.get(_CALL)
+    return noted if isinstance(noted, OperatorCall) else OperatorCall(operator_name(node.target), line=source_line(node))
+
+
 def origin_of(node: Node) -> Origin:
     """What a node of the graph is to kernels and reports."""
-    operators = (operator_name(node.target),) if node.op == "call_function" else ()
-    return Origin(operators, node.name, source_line(node))
+    if node.op != "call_function":
+        return Origin((), node.name, source_line(node))
+    call = call_of(node)
+    return Origin((call,), node.name, call.line)
 
 
 def source_line(node: Node) -> str:
@@ -131,19 +161,30 @@ def trace_origins(gm: GraphModule, graph: ir.Graph) -> ir.Graph:
     nodes = {n.name: n for n in gm.graph.nodes}
     order = {n: k for k, n in enumerate(gm.graph.nodes)}
     stored = {nodes[n.origin.name] for n in graph.nodes if n.origin.name in nodes}
-    calls = {n.origin.name for n in graph.nodes if not isinstance(n, ir.Pointwise | ir.Reduction | ir.Scan | ir.Scatter)}
+    calls = {n.origin.name for n in graph.nodes if not isinstance(n, _LOOPS)}
     for position, node in enumerate(graph.nodes):
         source = nodes.get(node.origin.name)
-        if source is None or not isinstance(node, ir.Pointwise | ir.Reduction | ir.Scan | ir.Scatter):
+        if source is None:
+            continue
+        parameters = _parameters(source, stored, graph.paths)
+        if not isinstance(node, _LOOPS):
+            graph.nodes[position] = replace(node, origin=replace(node.origin, parameters=parameters))
             continue
         found = _inlined(source, stored)
         if source.name not in calls or not found:  # a loop that only prepares a call's operand does not do the call
             found.add(source)
-        operators = dict.fromkeys(
-            operator_name(n.target) for n in sorted(found, key=order.__getitem__) if n.op == "call_function"
-        )
-        graph.nodes[position] = replace(node, origin=replace(node.origin, operators=tuple(operators)))
+        made = tuple(call_of(n) for n in sorted(found, key=order.__getitem__) if n.op == "call_function")
+        graph.nodes[position] = replace(node, origin=replace(node.origin, calls=made, parameters=parameters))
     return graph
+
+
+_LOOPS = (ir.Pointwise, ir.Reduction, ir.Scan, ir.Scatter)
+
+
+def _parameters(source: Node, stored: set[Node], paths: Mapping[str, str]) -> tuple[tuple[str, str], ...]:
+    """The inputs with a path that a node of the loop IR reads for `source`."""
+    read = _reached(source, stored)
+    return tuple((one.name, paths[one.name]) for one in read if one.op == "placeholder" and one.name in paths)
 
 
 def computing_nodes(gm: GraphModule, graph: ir.Graph, origins: Iterable[ir.Origin]) -> list[Node]:
@@ -163,15 +204,20 @@ def computing_nodes(gm: GraphModule, graph: ir.Graph, origins: Iterable[ir.Origi
 
 def _inlined(source: Node, stored: set[Node]) -> set[Node]:
     """The operators between `source` and the stored values that it reads, views and constants left out."""
-    found: set[Node] = set()
-    seen: set[Node] = {source}
-    stack = list(source.all_input_nodes)
+    return {
+        node
+        for node in _reached(source, stored)
+        if isinstance(node.target, torch._ops.OpOverload) and node.all_input_nodes and not is_view(node.target)
+    }
+
+
+def _reached(source: Node, stored: set[Node]) -> dict[Node, None]:
+    """What is between `source` and the stored values that it reads, inputs of the graph included."""
+    found: dict[Node, None] = {}
+    stack = source.all_input_nodes[::-1]
     while stack:
         node = stack.pop()
-        if node in seen or node in stored:
-            continue
-        seen.add(node)
-        stack += node.all_input_nodes
-        if isinstance(node.target, torch._ops.OpOverload) and node.all_input_nodes and not is_view(node.target):
-            found.add(node)
+        if node is not source and node not in found and node not in stored:
+            found[node] = None
+            stack += node.all_input_nodes[::-1]
     return found

@@ -18,7 +18,7 @@ import os
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from contextvars import ContextVar
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
@@ -42,6 +42,7 @@ from torch.utils.checkpoint import CheckpointPolicy
 from kgen.capture import aot_cache, decompositions
 from kgen.capture.aot_cache import CachedGraph, CompiledGraph
 from kgen.capture.freeze import Freezing
+from kgen.capture.paths import NO_PATHS, Paths, paths_of
 from kgen.counters import counters
 
 if TYPE_CHECKING:
@@ -62,7 +63,7 @@ class GraphInfo:
     for backward and may have any layout, as long as `CompiledGraph.output_strides` says which. `in_inputs` are positions of
     outputs that AOTAutograd gives back as inputs or as views of them. `freezing` is what was made of the inputs that are
     promised not to change. `failures` are those of earlier attempts at the graph. `rewrites` say what was made of Dynamo's
-    graph.
+    graph. `paths` are names in the user's modules.
     """
 
     name: str
@@ -74,6 +75,7 @@ class GraphInfo:
     in_inputs: frozenset[int] = frozenset()
     failures: tuple[Failure, ...] = ()
     rewrites: tuple[Verdict, ...] = ()
+    paths: Paths = NO_PATHS
 
     @property
     def frozen_inputs(self) -> frozenset[int]:
@@ -92,8 +94,9 @@ def capture(
 
     `joint_pass` runs on the joint graph before it is split. `cache_key` is what AOTAutograd's cache must know about kgen
     besides its version; None leaves that cache alone."""
+    paths = paths_of(gm)
     compilers = {
-        role: SerializableAOTDispatchCompiler(CachedGraph, partial(_compile, compile_graph, role))
+        role: SerializableAOTDispatchCompiler(CachedGraph, partial(_compile, compile_graph, role, paths))
         for role in ("forward", "backward", "inference")
     }
     trace = aot_autograd(
@@ -164,12 +167,12 @@ def _save_lazy_backward(graph: CachedGraph) -> None:
 # ---- compiling one graph -----------------------------------------------------------------------------------------------
 
 
-def _compile(compile_graph: Compile, role: str, gm: GraphModule, example_inputs: Sequence[Any]) -> CachedGraph:
+def _compile(compile_graph: Compile, role: str, paths: Paths, gm: GraphModule, example_inputs: Sequence[Any]) -> CachedGraph:
     if role != "backward":
         counters.add("aot_trace")
         _donate_nothing()
     gm = _settle_strides(gm, example_inputs)
-    info = _graph_info(gm, role)
+    info = replace(_graph_info(gm, role), paths=paths)
     with _disable_current_modes():  # tracing may have left its fake mode on: loading code and constants needs real tensors
         compiled = compile_graph(gm, info)
     if role != "backward":

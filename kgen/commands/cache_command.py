@@ -10,9 +10,9 @@ from pathlib import Path
 from kgen import cache, config
 from kgen.commands.exit_codes import OK
 from kgen.commands.explain_text import write
-from kgen.commands.graph_report import bytes_text
 from kgen.commands.tuning_table import changes, measurements
 from kgen.errors import TuningFileExists, UnknownTuningDevice
+from kgen.report.graph_report import bytes_text
 from kgen.tuning import store
 from kgen.tuning.entry import Entry, diff
 from kgen.tuning.store import TuningFile

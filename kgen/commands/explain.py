@@ -7,7 +7,7 @@ import types
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
-from functools import partial
+from functools import partial, reduce
 from typing import Any, TextIO
 
 import torch
@@ -15,14 +15,18 @@ from torch._dynamo import utils as dynamo_utils
 from torch.utils._pytree import tree_leaves
 
 from kgen.backend import kgen_backend
-from kgen.commands.explain_text import sections, write
-from kgen.commands.graph_report import ExternReport, GraphBreak, GraphReport, KernelReport
+from kgen.commands.explain_text import plain, sections, summary, write
 from kgen.failures import verdicts
 from kgen.ir.index import Var
+from kgen.ir.nodes import Origin
 from kgen.ir.plan import Call, ComboKernel, Launch, members, variants
 from kgen.report import traffic
+from kgen.report.debug import print_step
+from kgen.report.graph_report import ExternReport, GraphBreak, GraphReport, KernelReport, Refusal, StepReport
 from kgen.report.record import EagerRecord, Record, Recorder, recording
-from kgen.verdict import Verdict
+from kgen.report.steps import Steps, step_bytes
+from kgen.report.times import kernel_times
+from kgen.verdict import REFUSED, Verdict
 
 __all__ = ["Explanation", "ExternReport", "GraphBreak", "GraphReport", "KernelReport", "explain", "watching"]
 
@@ -40,6 +44,19 @@ class Explanation:
 
     graphs: tuple[GraphReport, ...]
     graph_breaks: tuple[GraphBreak, ...] = ()
+
+    def __repr__(self) -> str:
+        return f"<kgen report: {summary(self.graphs, self.graph_breaks)}>"
+
+    def __str__(self) -> str:
+        """What `print` writes, without its last line break."""
+        return "\n".join(plain(sections(self.graphs, self.graph_breaks))).strip("\n")
+
+    def _repr_html_(self) -> str:
+        """The page of `to_html` in a frame of its own, for notebooks."""
+        from kgen.report.page import framed  # noqa: PLC0415  where a page is wanted
+
+        return framed(self.to_html())
 
     @property
     def kernels(self) -> tuple[KernelReport, ...]:
@@ -66,10 +83,26 @@ class Explanation:
         """The largest of the graphs' peaks: they do not run at the same time."""
         return max((g.peak_memory for g in self.graphs), default=0)
 
-    def print(self, file: TextIO | None = None) -> None:
+    @property
+    def refusals(self) -> tuple[Refusal, ...]:
+        """What keeps something apart, in all graphs, the most bytes lost first."""
+        return tuple(sorted((one for g in self.graphs for one in g.refusals), key=lambda one: -one.bytes_lost))
+
+    def print(self, file: TextIO | None = None, *, top: int | None = None) -> None:
         """Writes the report to `file` (default: standard output); in tables with colours when that is a terminal and the
-        package rich is installed."""
-        write(sections(self.graphs, self.graph_breaks), file or sys.stdout)
+        package rich is installed. `top` is how many refusals there are, and kernels of each graph: ten at most without it, and
+        fewer where the report would be longer than a screen or two."""
+        write(sections(self.graphs, self.graph_breaks, top), file or sys.stdout)
+
+    def why(self, one: str, other: str = "") -> tuple[Verdict, ...]:
+        """The verdicts about a name, or about two: of a kernel, an operator's result or its module, as in the report."""
+        return tuple(v for v in self.verdicts if _is_about(v, one) and (not other or _is_about(v, other)))
+
+    def to_html(self) -> str:
+        """The report as one page that needs nothing else: kernels as a graph, their verdicts, IR and code, and a search."""
+        from kgen.report.page import page  # noqa: PLC0415  where a page is wanted
+
+        return page(self.graphs, self.graph_breaks)
 
     def to_dict(self) -> dict[str, Any]:
         """Everything as JSON-ready data."""
@@ -79,6 +112,8 @@ class Explanation:
                 "kernels": [asdict(k) for k in g.kernels],
                 "externs": [asdict(e) for e in g.externs],
                 "verdicts": [v.to_dict() for v in g.verdicts],
+                "refusals": [{**r.verdict.to_dict(), "bytes_lost": r.bytes_lost} for r in g.refusals],
+                "steps": [asdict(s) for s in g.steps],
             }
             for g in self.graphs
         ]
@@ -89,8 +124,15 @@ class Explanation:
 # ---- compiling afresh -------------------------------------------------------------------------------------------------
 
 
-def explain(f: Callable[..., Any], *args: Any, print_report: bool = True, **kwargs: Any) -> Explanation:
-    """Compiles ``f(*args, **kwargs)`` with kgen and reports on every graph; prints the report unless `print_report` is False.
+def _is_about(verdict: Verdict, name: str) -> bool:
+    """Whether a name is one of the verdict's, or of a module that has one of its operators inside."""
+    names = (verdict.producer, verdict.consumer, *verdict.kernels)
+    return name in names or any(path == name or path.startswith(f"{name}.") for path in verdict.paths)
+
+
+def explain(f: Callable[..., Any], *args: Any, print_report: bool = True, top: int | None = None, **kwargs: Any) -> Explanation:
+    """Compiles ``f(*args, **kwargs)`` with kgen and reports on every graph; prints the report unless `print_report` is False,
+    with `top` refusals and kernels of each graph (see `Explanation.print`).
 
     `f` is a function, method or module, compiled already or not; what is compiled already stays as it is. It runs once, and its
     backward too when results require gradients (no `.grad` is touched). Whatever else `f` changes, it changes. Use
@@ -102,7 +144,7 @@ def explain(f: Callable[..., Any], *args: Any, print_report: bool = True, **kwar
         _run_backward(torch.compile(_fresh(f), backend=backend)(*args, **kwargs))
     report = seen.report()
     if print_report:
-        report.print()
+        report.print(top=top)
     return report
 
 
@@ -183,11 +225,30 @@ def _graph_report(record: Record | EagerRecord) -> GraphReport:
         reason = "the graph could not be compiled" if failures else "options={'fallback': 'all'} runs everything in eager"
         eager = tuple(ExternReport(record.info.name, op, reason, count, (), 0) for op, count in calls.items())
         return GraphReport(record.info.name, record.info.role, (), eager, tuple(verdicts(failures)), 0, 0, 0)
-    plan = record.plan
+    plan, decided = record.plan, tuple(record.plan.final_verdicts())
+    steps = Steps(plan)
     return GraphReport(
         record.info.name, record.info.role, tuple(_kernel_report(k, record) for k in plan.kernels), _extern_reports(record),
-        tuple(plan.final_verdicts()), traffic.bytes_moved(plan), traffic.bytes_minimal(plan), traffic.peak_memory(plan),
+        decided, traffic.bytes_moved(plan), traffic.bytes_minimal(plan), traffic.peak_memory(plan), _refusals(decided, steps),
+        _step_reports(steps),
     )  # fmt: skip
+
+
+def _refusals(decided: Sequence[Verdict], steps: Steps) -> tuple[Refusal, ...]:
+    kinds = {one.name: one.operators[-1] for step in steps.plan.kernels for one in step.origins if one.operators}
+
+    def refusal(v: Verdict) -> Refusal:
+        return Refusal(v, steps.bytes_lost(v), (kinds.get(v.producer, v.producer), kinds.get(v.consumer, v.consumer)))
+
+    refused = {str(v): refusal(v) for v in decided if v.outcome in REFUSED}
+    return tuple(sorted(refused.values(), key=lambda one: -one.bytes_lost))
+
+
+def _step_reports(steps: Steps) -> tuple[StepReport, ...]:
+    rows = zip(steps.names, steps.plan.steps, steps.needed(), strict=True)
+    return tuple(
+        StepReport(name, not isinstance(step, Call), step_bytes(step, steps.plan), after) for name, step, after in rows
+    )
 
 
 def _kernel_report(kernel: Launch, record: Record) -> KernelReport:
@@ -197,9 +258,11 @@ def _kernel_report(kernel: Launch, record: Record) -> KernelReport:
     calls = dict.fromkeys(record.units.calls[one.name].symbol for one in variants(kernel))
     source = "\n".join(_source(symbol, record) for symbol in calls)
     outer, inner, sections = _shape(kernel)
+    made_of, times = reduce(Origin.joined, kernel.origins, Origin()), kernel_times(kernel, record.plan, record.options)
     return KernelReport(
         record.info.name, kernel.name, operators, lines, outer, inner, sections, moved.read, moved.written, source,
-        _by_size(kernel),
+        _by_size(kernel), made_of.modules, tuple(map(str, made_of.calls)), tuple(path for _, path in made_of.parameters),
+        times.estimate, times.floor, print_step(kernel), tuple(dict.fromkeys(o.name for o in kernel.origins if o.name)),
     )  # fmt: skip
 
 
@@ -233,6 +296,7 @@ def _extern_reports(record: Record) -> tuple[ExternReport, ...]:
         ExternReport(
             record.info.name, operator, reason, len(calls), _lines(calls),
             sum(traffic.call_traffic(c, record.plan).total for c in calls),
+            reduce(Origin.joined, (c.node.origin for c in calls), Origin()).modules,
         )
         for (operator, reason), calls in groups.items()
     )  # fmt: skip

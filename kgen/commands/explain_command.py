@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import difflib
 import importlib
 import json
 import sys
@@ -15,6 +16,7 @@ from kgen import config
 from kgen.commands.exit_codes import OK, WRONG, misused
 from kgen.commands.explain import Explanation, explain, watching
 from kgen.commands.script import run_script
+from kgen.report.graph_report import time_text
 
 __all__ = ["run"]
 
@@ -24,8 +26,13 @@ class Misused(Exception):
 
 
 def run(options: argparse.Namespace) -> int:
+    if options.why is not None and len(options.why) > 2:
+        return misused("--why takes one name, or two")
+    if options.top is not None and options.top < 1:
+        return misused("--top takes a number from 1 on")
+    mode = {} if options.mode is None else {"mode": options.mode}
     # with JSON, standard output belongs to the report
-    with contextlib.redirect_stdout(sys.stderr) if options.json else contextlib.nullcontext():
+    with contextlib.redirect_stdout(sys.stderr) if options.json else contextlib.nullcontext(), config.override(**mode):
         try:
             report, well = _explained(options.target, options.arguments)
         except Misused as error:
@@ -33,7 +40,10 @@ def run(options: argparse.Namespace) -> int:
     if not report.graphs:
         print('kgen: nothing was compiled by kgen; call a function made with torch.compile(f, backend="kgen")', file=sys.stderr)
         return WRONG
-    _show(report, options)
+    try:
+        _show(report, options)
+    except Misused as error:
+        return misused(str(error))
     return OK if well else WRONG
 
 
@@ -86,7 +96,44 @@ def _show(report: Explanation, options: argparse.Namespace) -> None:
     if options.json:
         print(json.dumps(report.to_dict(), indent=1))
         return
-    report.print()
+    if options.html is not None:
+        _write_page(report, options.html)
+    if options.why is not None:
+        _print_why(report, options.why)
+    if options.kernel is not None:
+        _print_kernel(report, options.kernel)
+    if options.html is None and options.why is None and options.kernel is None:
+        report.print(top=options.top)
     if options.source:
         for kernel in report.kernels:
             print(f"\n// {kernel.graph}\n{kernel.source}", end="")
+
+
+def _write_page(report: Explanation, file: Path) -> None:
+    try:
+        file.write_text(report.to_html(), encoding="utf-8")
+    except OSError as error:
+        raise Misused(f"{file} cannot be written: {error.strerror}") from None
+    print(f"{file}: {report!r}")
+
+
+def _print_why(report: Explanation, names: Sequence[str]) -> None:
+    found = report.why(*names)
+    if not found:
+        known = {part for v in report.verdicts for part in (v.producer, v.consumer, *v.kernels, *v.paths) if part}
+        near = difflib.get_close_matches(names[0], known, n=5)
+        raise Misused(f"no verdict is about {' and '.join(names)}{'; did you mean ' + ', '.join(near) + '?' if near else ''}")
+    for verdict in dict.fromkeys(found):
+        print(f"{verdict}{f'{chr(10)}    to change it: {verdict.change}' if verdict.change else ''}")
+
+
+def _print_kernel(report: Explanation, name: str) -> None:
+    """A kernel by its number in the report, or by its name."""
+    kernels = report.kernels
+    found = [k for number, k in enumerate(kernels) if name in (k.name, str(number))]
+    if not found:
+        raise Misused(f"there is no kernel {name!r}: numbers go from 0 to {len(kernels) - 1}, --json has the names")
+    for kernel in found:
+        about = [f"{kernel} ({kernel.graph})", f"in {', '.join(kernel.modules)}" if kernel.modules else ""]
+        times = f"about {time_text(kernel.seconds)}, at full rates {time_text(kernel.floor)}"
+        print("\n".join(filter(None, (*about, *kernel.calls, *kernel.lines, times, "", kernel.ir, kernel.source))))

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import textwrap
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, TextIO
 
-from kgen.commands.graph_report import GraphBreak, GraphReport, bytes_text
-from kgen.verdict import REFUSED, Outcome, Verdict
+from kgen.report.graph_report import GraphBreak, GraphReport, KernelReport, Refusal, bytes_text, time_text
+from kgen.verdict import Outcome, Verdict
 
 try:
     import rich.console as rich_console
@@ -16,11 +17,16 @@ try:
 except ImportError:  # rich is no requirement: plain text says the same
     rich_console = rich_table = None  # type: ignore[assignment]
 
-__all__ = ["Heading", "Lines", "Table", "sections", "write"]
+__all__ = ["Heading", "Lines", "Table", "plain", "sections", "summary", "write"]
 
-# More decisions than this are counted, not listed: `to_dict()` has them all.
-MAX_VERDICTS = 30
-MAX_OPERATORS = 6
+# Columns of the plain form. Its lines, where nobody asks for more, are those of a screen or two.
+WIDTH, MAX_LINES = 80, 59
+# Refusals, and kernels of each graph, where nobody says how many.
+MOST_REFUSALS, MOST_KERNELS, FEWEST_REFUSALS = 10, 12, 3
+MAX_CALLS, MAX_OTHERS = 3, 30
+# Kinds of decisions of each graph, of one and of several.
+MOST_DECISIONS, FEW_DECISIONS = 20, 3
+NAME_WIDTH, PLACE_WIDTH = 24, 18
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,53 +50,126 @@ class Table:
 Section = Heading | Lines | Table
 
 
-def sections(graphs: Sequence[GraphReport], breaks: Sequence[GraphBreak]) -> Iterator[Section]:
-    """The report from the whole to the parts."""
+def _lines(items: Iterable[str]) -> Lines:
+    """Lines that fit; the second and further ones of an item are deeper."""
+    return Lines(tuple(part for item in items for part in _wrapped(item)))
+
+
+def _wrapped(item: str) -> list[str]:
+    indent = " " * (len(item) - len(item.lstrip()))
+    return textwrap.wrap(
+        item.lstrip(), WIDTH - 2, initial_indent=indent, subsequent_indent=f"{indent}    ", break_long_words=False,
+        break_on_hyphens=False,
+    )  # fmt: skip
+
+
+def _heading(text: str) -> Heading:
+    return Heading("\n".join(_wrapped(text)))
+
+
+def summary(graphs: Sequence[GraphReport], breaks: Sequence[GraphBreak]) -> str:
+    """How much there is of everything, in a line."""
     kernels, calls = sum(len(g.kernels) for g in graphs), sum(e.calls for g in graphs for e in g.externs)
     counts = [_count(len(graphs), "graph"), _count(kernels, "kernel"), _count(calls, "library call")]
-    yield Heading(", ".join([*counts, _count(len(breaks), "graph break")]))
-    for graph in graphs:
-        yield from _graph(graph)
+    moved, fewest = sum(g.bytes_moved for g in graphs), sum(g.bytes_minimal for g in graphs)
+    return ", ".join([*counts, _count(len(breaks), "graph break")]) + f"; moves {bytes_text(moved)}{_ratio(moved, fewest)}"
+
+
+def sections(graphs: Sequence[GraphReport], breaks: Sequence[GraphBreak], top: int | None = None) -> Iterator[Section]:
+    """The report from the whole to the parts. `top` refusals and kernels of each graph are listed; without it so many that the
+    plain form has `MAX_LINES` lines, where that leaves something to say."""
+    kernels = top if top is not None else max(4, MOST_KERNELS // max(1, len(graphs)))
+    decisions = MOST_DECISIONS if top is not None or len(graphs) == 1 else FEW_DECISIONS
+    made = [_heading(summary(graphs, breaks)), *(section for graph in graphs for section in _graph(graph, kernels, decisions))]
     if breaks:
-        yield Heading("graph breaks")
-        yield Lines(tuple(map(str, breaks)))
+        made += [_heading("graph breaks"), _lines(map(str, breaks))]
+    yield from made
+    room = MAX_LINES - sum(len(_plain(section)) for section in made)
+    yield from _refusals([one for g in graphs for one in g.refusals], top, room)
 
 
-def _graph(graph: GraphReport) -> Iterator[Section]:
-    ratio = f" ({graph.bytes_moved / graph.bytes_minimal:.2f}x the fewest)" if graph.bytes_minimal else ""
-    yield Heading(
-        f"{graph.role} {graph.name}: moves {bytes_text(graph.bytes_moved)}{ratio}, plans {bytes_text(graph.peak_memory)}"
-    )
-    if graph.kernels:
-        rows = (
-            (k.name, _short(k.operators), k.loops, bytes_text(k.bytes_read), bytes_text(k.bytes_written), _first(k.lines))
-            for k in graph.kernels
-        )
-        yield Table(("kernel", "operators", "loops", "reads>", "writes>", "source"), tuple(rows))
+def _ratio(moved: int, fewest: int) -> str:
+    return f" ({moved / fewest:.2f}x the fewest)" if fewest else ""
+
+
+def _graph(graph: GraphReport, most: int, decisions: int) -> Iterator[Section]:
+    took = f", takes about {time_text(graph.seconds)}" if graph.kernels else ""
+    moved = f"moves {bytes_text(graph.bytes_moved)}{_ratio(graph.bytes_moved, graph.bytes_minimal)}"
+    yield _heading(f"{graph.role} {graph.name}: {moved}, plans {bytes_text(graph.peak_memory)}{took}")
+    groups = _equal_kernels(graph.kernels)
+    if groups:
+        yield Table(("", "kernel", "moves>", "takes>", "floor>", "in"), tuple(map(_row, groups[:most])))
+        if len(groups) > most:
+            rest = groups[most:]
+            yield _lines(
+                (f"and {sum(map(len, rest))} more, which move {bytes_text(_bytes_of(rest))} (all with --top {len(groups)})",)
+            )
     picked = tuple((k.name, *row) for k in graph.kernels for row in k.by_size)
     if picked:
         yield Table(("kernel", "sizes", "configuration"), picked)
     if graph.externs:
-        calls = ((e.operator, str(e.calls), e.reason, bytes_text(e.bytes), _first(e.lines)) for e in graph.externs)
-        yield Table(("library call", "calls>", "why", "moves>", "source"), tuple(calls))
-    yield from _decisions(graph.verdicts)
+        calls = sorted(graph.externs, key=lambda one: -one.bytes)
+        lines = [
+            f"{one}, moves {bytes_text(one.bytes)}{_place(one.modules, one.lines)}" for one in calls[: max(most, MAX_CALLS)]
+        ]
+        more = [f"and {len(calls) - len(lines)} more operators"] if len(calls) > len(lines) else []
+        yield _lines(("library calls:", *(f"  {line}" for line in (*lines, *more))))
+    yield from _decisions(graph.verdicts, decisions)
 
 
-def _decisions(verdicts: Sequence[Verdict]) -> Iterator[Section]:
+def _equal_kernels(kernels: Iterable[KernelReport]) -> list[list[KernelReport]]:
+    """Kernels of equal layers as one group, what moves the most first."""
+    groups: dict[object, list[KernelReport]] = {}
+    for kernel in kernels:
+        key = kernel.operators, kernel.loops, _patterns(kernel.modules), kernel.lines[:1]
+        groups.setdefault(key, []).append(kernel)
+    return sorted(groups.values(), key=lambda group: -sum(k.bytes for k in group))
+
+
+def _row(group: Sequence[KernelReport]) -> tuple[str, ...]:
+    first = group[0]
+    times = (time_text(sum(k.seconds for k in group)), time_text(sum(k.floor for k in group)))
+    modules = _patterns(first.modules) if len(group) > 1 else first.modules
+    where = _some(modules) if modules else _first(first.lines).partition(" ")[0]
+    return (
+        f"{len(group)} x",
+        _cut(_short(first.operators), NAME_WIDTH),
+        bytes_text(_bytes_of([group])),
+        *times,
+        _cut(where, PLACE_WIDTH),
+    )
+
+
+def _bytes_of(groups: Iterable[Sequence[KernelReport]]) -> int:
+    return sum(k.bytes for group in groups for k in group)
+
+
+def _patterns(paths: Iterable[str]) -> tuple[str, ...]:
+    """The paths with a star for the number of a layer."""
+    return tuple(dict.fromkeys(".".join("*" if part.isdecimal() else part for part in path.split(".")) for path in paths))
+
+
+def _place(modules: Sequence[str], lines: Sequence[str]) -> str:
+    where = _some(_patterns(modules)) if modules else _first(lines)
+    return f" ({where})" if where else ""
+
+
+def _some(names: Sequence[str]) -> str:
+    return names[0] if len(names) == 1 else f"{names[0]} +{len(names) - 1}"
+
+
+def _decisions(verdicts: Sequence[Verdict], most: int) -> Iterator[Section]:
     taken = Counter(f"{v.outcome.value} because {v.reason.value}" for v in verdicts if v.outcome in _TAKEN)
     if taken:
-        yield Lines(tuple(f"{count} x {text}" for text, count in taken.most_common()))
+        rest = sum(taken.values()) - sum(count for _, count in taken.most_common(most))
+        lines = [f"{count} x {text}" for text, count in taken.most_common(most)]
+        yield _lines((*lines, *([f"{rest} x other decisions"] if rest else [])))
     replaced = [str(v) for v in verdicts if v.outcome is Outcome.REPLACED]
     if replaced:
-        yield Lines(("not compiled, and computed in another way:", *(f"  {line}" for line in replaced)))
-    refused = list({str(v): v for v in verdicts if v.outcome in REFUSED}.values())
-    if refused:
-        shown = [f"{v}{f'; to change it: {v.change}' if v.change else ''}" for v in refused[:MAX_VERDICTS]]
-        more = [f"... and {len(refused) - MAX_VERDICTS} more (to_dict() has all)"] if len(refused) > MAX_VERDICTS else []
-        yield Lines(("kept apart:", *(f"  {line}" for line in shown + more)))
+        yield _lines(("not compiled, and computed in another way:", *(f"  {line}" for line in replaced)))
     anew = list(dict.fromkeys(str(v) for v in verdicts if v.outcome in (Outcome.NOT_FROZEN, Outcome.NOT_PACKED)))
     if anew:
-        yield Lines(("at each call, though of frozen tensors:", *(f"  {line}" for line in anew[:MAX_VERDICTS])))
+        yield _lines(("at each call, though of frozen tensors:", *(f"  {line}" for line in anew[:MAX_OTHERS])))
 
 
 _TAKEN = (
@@ -99,18 +178,52 @@ _TAKEN = (
 )  # fmt: skip
 
 
+def _refusals(refusals: Iterable[Refusal], top: int | None, room: int) -> Iterator[Section]:
+    """The refusals that cost the most, those of equal layers together."""
+    groups: dict[object, list[Refusal]] = {}
+    for one in refusals:
+        groups.setdefault((one.verdict.outcome, one.verdict.reason, one.kinds, _patterns(one.verdict.paths)), []).append(one)
+    ranked = sorted(groups.values(), key=lambda group: -sum(one.bytes_lost for one in group))
+    if not ranked:
+        return
+    yield _heading("kept apart, the most bytes lost first")
+    room -= 3  # this heading and the last line
+    for number, group in enumerate(ranked):
+        made = _lines(_refusal_lines(group))
+        room -= len(_plain(made))
+        is_full = number >= top if top is not None else number >= MOST_REFUSALS or (room < 0 and number >= FEWEST_REFUSALS)
+        if is_full:
+            yield _lines((f"and {sum(map(len, ranked[number:]))} more (--top {len(ranked)}; one with --why NAME)",))
+            return
+        yield made
+
+
+def _refusal_lines(group: Sequence[Refusal]) -> Iterator[str]:
+    first = group[0].verdict
+    pairs = zip(group[0].kinds, first.paths, strict=True)
+    names = [f"{_short([kind])} [{_some(_patterns([path]))}]" if path else _short([kind]) for kind, path in pairs if kind]
+    parties = first.parties if len(group) == 1 else (f"{len(group)} x {' + '.join(names)}",)
+    yield f"{bytes_text(sum(one.bytes_lost for one in group))}: {' + '.join(parties)}"
+    detail = f" ({first.detail})" if first.detail and len(group) == 1 else ""
+    yield f"  {first.outcome.value}: {first.reason.value}{detail}"
+    if first.change:
+        yield f"  to change it: {first.change}"
+
+
 def _count(number: int, noun: str) -> str:
     return f"{number} {noun}{'' if number == 1 else 's'}"
 
 
 def _short(operators: Iterable[str]) -> str:
-    names = list(dict.fromkeys(op.split(".")[1] if op.count(".") else op for op in operators))
-    rest = len(names) - MAX_OPERATORS
-    return ", ".join(names[:MAX_OPERATORS]) + (f" +{rest}" if rest > 0 else "")
+    return ", ".join(dict.fromkeys(op.split(".")[1] if op.count(".") else op for op in operators))
+
+
+def _cut(text: str, width: int) -> str:
+    return text if len(text) <= width else f"{text[: width - 3]}..."
 
 
 def _first(lines: Sequence[str]) -> str:
-    return "" if not lines else lines[0] if len(lines) == 1 else f"{lines[0]} (+{len(lines) - 1} lines)"
+    return lines[0] if lines else ""
 
 
 # ---- writing ----------------------------------------------------------------------------------------------------------
@@ -122,7 +235,7 @@ def write(report: Iterable[Section], file: TextIO) -> None:
         if console is not None and console.is_terminal:
             _write_rich(section, console)
         else:
-            file.write("\n".join(_plain(section)) + "\n")
+            file.write("".join(f"{line}\n" for line in _plain(section)))
 
 
 def _write_rich(section: Section, console: Any) -> None:
@@ -140,9 +253,14 @@ def _write_rich(section: Section, console: Any) -> None:
         console.print(table)
 
 
+def plain(report: Iterable[Section]) -> Iterator[str]:
+    """The lines of the plain form."""
+    return (line for section in report for line in _plain(section))
+
+
 def _plain(section: Section) -> list[str]:
     if isinstance(section, Heading):
-        return ["", section.text]
+        return ["", *section.text.splitlines()]
     if isinstance(section, Lines):
         return [f"  {line}" for line in section.items]
     rows = [tuple(name.rstrip(">") for name in section.columns), *section.rows]

@@ -82,6 +82,7 @@ from kgen.ir import ops
 from kgen.ir.index import ONE, Expr, Indirect, Size, Var, free_atoms, indirects
 from kgen.ir.program import Program
 from kgen.ir.values import Index, Value, index_exprs, loads, topological
+from kgen.verdict import OperatorCall
 
 Sizes = tuple[Expr, ...]
 Output = Union["TensorArg", Expr, "Number", "ArgumentMultiple", int, float, bool, None]
@@ -89,15 +90,28 @@ Output = Union["TensorArg", Expr, "Number", "ArgumentMultiple", int, float, bool
 
 @dataclass(frozen=True, slots=True)
 class Origin:
-    """Where a node came from: for headers, names and messages; never part of a cache key."""
+    """Where a node came from: for headers, names and messages; never part of a cache key. `calls` are those that it computes,
+    `parameters` are inputs that it reads and that have a name in the user's module: (name in the graph, path)."""
 
-    operators: tuple[str, ...] = ()
+    calls: tuple[OperatorCall, ...] = ()
     name: str = ""
     line: str = ""
+    parameters: tuple[tuple[str, str], ...] = ()
+
+    @property
+    def operators(self) -> tuple[str, ...]:
+        """The names of the operators, each once."""
+        return tuple(dict.fromkeys(call.operator for call in self.calls))
+
+    @property
+    def modules(self) -> tuple[str, ...]:
+        """Paths of the modules that called the operators, each once."""
+        return tuple(dict.fromkeys(call.module for call in self.calls if call.module))
 
     def joined(self, other: Origin) -> Origin:
-        names = tuple(dict.fromkeys(self.operators + other.operators))
-        return Origin(names, self.name or other.name, self.line or other.line)
+        calls = tuple(dict.fromkeys(self.calls + other.calls))
+        parameters = tuple(dict.fromkeys(self.parameters + other.parameters))
+        return Origin(calls, self.name or other.name, self.line or other.line, parameters)
 
 
 @dataclass(frozen=True, slots=True)
@@ -393,7 +407,8 @@ class Graph:
     """A lowered graph. `outputs` holds TensorArg, Expr (a SymInt result), Number, ArgumentMultiple, or None. `derived` defines
     size symbols that stand for a function of other sizes with no form as an index: the host computes them, and for the rest
     of the compiler they are symbols like any other. `provenance` says of each name that the scheduler made (`derived`) what
-    the buffer is, and `names` the reverse. Decisions are made at `size_hints`: the sizes of the example inputs, until the
+    the buffer is, and `names` the reverse. `paths` are names in the user's modules, by names in the graph: of a parameter,
+    and of the module that called an operator. Decisions are made at `size_hints`: the sizes of the example inputs, until the
     scheduler puts other ones in place of those that contractions depend on. `seen` keeps the first ones, for reports."""
 
     name: str
@@ -407,6 +422,7 @@ class Graph:
     seen: dict[Size, int] | None = None
     provenance: dict[str, Derived] = field(default_factory=dict)
     names: dict[Derived, str] = field(default_factory=dict)
+    paths: dict[str, str] = field(default_factory=dict)
 
     @property
     def frozen(self) -> frozenset[str]:

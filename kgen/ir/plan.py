@@ -341,9 +341,9 @@ class Schedule:
     settle: Callable[[Schedule], list[Verdict]] = field(default=lambda plan: plan.verdicts, compare=False, repr=False)
 
     def final_verdicts(self) -> list[Verdict]:
-        """The verdicts that hold in the end, among them one for each two steps that touch one buffer. Found anew by each
-        call, so that only those pay for it who want to know."""
-        return self.settle(self)
+        """The verdicts that hold in the end, among them one for each two steps that touch one buffer, with paths in the user's
+        modules. Found anew by each call, so that only those pay for it who want to know."""
+        return [verdict.named(self.graph.paths) for verdict in self.settle(self)]
 
     @property
     def kernels(self) -> list[Launch]:

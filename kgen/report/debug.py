@@ -32,7 +32,7 @@ from kgen.config import Config
 from kgen.ir import index as ix
 from kgen.ir import nodes as ir
 from kgen.ir import values as vs
-from kgen.ir.plan import Call, Kernel, Schedule, Statement
+from kgen.ir.plan import Call, Kernel, Launch, Schedule, Statement, members
 from kgen.ir.printer import dtype_name, print_graph, print_node, print_value
 from kgen.ir.sizes import Sizes
 from kgen.report.debug_script import script_text
@@ -40,7 +40,7 @@ from kgen.report.record import Record
 from kgen.report.standalone import reduce_operator
 from kgen.scheduler.analysis.memory import storage_size
 
-__all__ = ["write_code", "write_graph", "write_lowered", "write_schedule"]
+__all__ = ["print_step", "write_code", "write_graph", "write_lowered", "write_schedule"]
 
 PRELUDE = re.compile(r"^(#include|using namespace)", re.MULTILINE)
 
@@ -145,9 +145,15 @@ def print_schedule(plan: Schedule) -> str:
     return "\n".join([*lines, "", *_memory_lines(plan)]) + "\n"
 
 
+def print_step(step: Launch) -> str:
+    """A kernel's loops and statements, or those of all kernels of a batch."""
+    return "\n".join(line for one in members(step) for line in _kernel_lines("", one)) + "\n"
+
+
 def _kernel_lines(title: str, kernel: Kernel) -> list[str]:
     loops = [", ".join(f"{v} < {v.extent}" for v in group) or "-" for group in (kernel.outer, kernel.inner)]
-    lines = [f"{title}: kernel {kernel.name}  (outer {loops[0]} | inner {loops[1]} | sections {kernel.sections})"]
+    shape = f"outer {loops[0]} | inner {loops[1]} | sections {kernel.sections}"
+    lines = [f"{title}{': ' if title else ''}kernel {kernel.name}  ({shape})"]
     lines += [f"  # {line}" for line in dict.fromkeys(o.line for o in kernel.origins if o.line)]
     if kernel.share is not None:
         lines.append(f"  rows shared among {kernel.share.extent} programs ({kernel.share})")

@@ -13,19 +13,21 @@ from kgen.capture.torch_adapter import GraphInfo
 from kgen.config import Config
 from kgen.host.compiled import Blueprint
 from kgen.ir.plan import Schedule
+from kgen.scheduler.options import Options
 
 __all__ = ["RECORDERS", "EagerRecord", "Record", "Recorder", "record", "record_eager", "recording"]
 
 
 @dataclass(frozen=True, slots=True)
 class Record:
-    """One compiled graph and what each stage made of it."""
+    """One compiled graph and what each stage made of it. `options` are what its kernels were decided with."""
 
     info: GraphInfo
     plan: Schedule
     units: UnitPlan
     blueprint: Blueprint
     config: Config
+    options: Options
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,10 +72,9 @@ def recording() -> Iterator[Recorder]:
         _listening.reset(token)
 
 
-def record(info: GraphInfo, plan: Schedule, units: UnitPlan, blueprint: Blueprint, config: Config) -> Record:
+def record(made: Record) -> Record:
     """Notes one compiled graph for every open recorder."""
-    made = Record(info, plan, units, blueprint, config)
-    _note(made, config)
+    _note(made, made.config)
     return made
 
 

@@ -24,7 +24,7 @@ from kgen.ir.sizes import Sizes
 from kgen.ir.values import Value
 from kgen.scheduler.analysis.memory import may_alias, reads, writes
 from kgen.scheduler.options import Options
-from kgen.verdict import FusionDemand, Outcome, Reason, Verdict
+from kgen.verdict import FusionDemand, OperatorCall, Outcome, Reason, Verdict
 
 # Elementary operations that keep all threads busy: a kernel with more gains nothing from company. It joins only its own likes,
 # whose text costs nothing, and only where nobody waits for its result while that is in cache.
@@ -256,11 +256,11 @@ def pointer_of(graph: ir.Graph, name: str) -> Hashable:
 
 def forbids(demand: FusionDemand, a: Kernel, b: Kernel) -> bool:
     """Whether a demand that two operators stay apart keeps these kernels apart."""
-    return demand.between(_operators(a), _operators(b))
+    return demand.between(_calls(a), _calls(b))
 
 
-def _operators(kernel: Kernel) -> list[str]:
-    return [op for origin in kernel.origins for op in origin.operators]
+def _calls(kernel: Kernel) -> list[OperatorCall]:
+    return [call for origin in kernel.origins for call in origin.calls]
 
 
 def _body(kernel: Kernel) -> Hashable:

@@ -24,7 +24,7 @@ from kgen.scheduler.fusion.contraction_groups import are_family, feeds_contracti
 from kgen.scheduler.fusion.legality import illegal, moved, races
 from kgen.templates.base import Request
 from kgen.templates.capabilities import Capabilities
-from kgen.verdict import FusionDemand, Outcome, Reason, Verdict
+from kgen.verdict import FusionDemand, OperatorCall, Outcome, Reason, Verdict
 
 SEARCH_LIMIT = 256
 # Pairs of accesses tried before two groups count as not alignable.
@@ -427,8 +427,8 @@ class Fuser:
     def _check_demands(self) -> None:
         for demand in self.demands:
             groups = [g for g in self.groups if g.alive]
-            one = [g for g in groups if _has(g, demand.producer)]
-            two = [g for g in groups if _has(g, demand.consumer)]
+            one = [g for g in groups if demand.first.among(_calls(g))]
+            two = [g for g in groups if demand.second.among(_calls(g))]
             shared = [g for g in one if g in two and g.call is None]
             if not one or not two:
                 continue
@@ -464,14 +464,10 @@ def _adjacent(group: Group, readers: Iterable[Group]) -> list[Group]:
     return [*order[max(0, at - 1) : at], *order[at + 1 : at + 2]]
 
 
-def _operators(group: Group) -> Iterable[str]:
+def _calls(group: Group) -> list[OperatorCall]:
     nodes = [group.call] if group.call else [i.node for i in group.items]
-    return [op for n in nodes if n is not None for op in n.origin.operators]
-
-
-def _has(group: Group, operator: str) -> bool:
-    return any(op == operator or op.rpartition(".")[0] == operator for op in _operators(group))
+    return [call for n in nodes if n is not None for call in n.origin.calls]
 
 
 def _matches(demand: FusionDemand, a: Group, b: Group) -> bool:
-    return demand.between(_operators(a), _operators(b))
+    return demand.between(_calls(a), _calls(b))

@@ -54,7 +54,7 @@ class _Pairing:
     used: set[frozenset[str]] = field(init=False, default_factory=set)  # of what is known
 
     def __post_init__(self) -> None:
-        self.names = _distinct(map(_name, self.steps))
+        self.names = step_names(self.steps)
         self.reads, self.writes = [reads(step) for step in self.steps], [writes(step) for step in self.steps]
         for number in range(len(self.steps)):
             for name in sorted(self.reads[number] | self.writes[number]):
@@ -121,6 +121,11 @@ class _Pairing:
         made = ir.outs(step.node) if isinstance(step, Call) else [out for s in step.statements for out in s.outs]
         producers = (self.fuser.producer.get(name) for name in made)
         return list(dict.fromkeys(group for group in producers if group is not None))
+
+
+def step_names(steps: Sequence[Step]) -> list[str]:
+    """What the final verdicts call the steps of a plan."""
+    return _distinct(map(_name, steps))
 
 
 def _name(step: Step) -> str:

@@ -239,5 +239,5 @@ def by_estimate(problem: Problem) -> list[Config]:
 
 def demanded(kernel: Kernel, demands: tuple[FusionDemand, ...]) -> bool:
     """Whether a require_fused asks for two operators of the kernel."""
-    operators = [op for o in kernel.origins for op in o.operators]
-    return any(d.wanted and d.between(operators, operators) for d in demands)
+    calls = [call for o in kernel.origins for call in o.calls]
+    return any(d.wanted and d.between(calls, calls) for d in demands)

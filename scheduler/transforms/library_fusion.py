@@ -45,7 +45,7 @@ def usable(graph: ir.Graph, allowed: Callable[[str], bool], demands: tuple[Fusio
         if reader is None:
             return False
         made = graph.buffers[reader.out]
-        asked = any(d.between(node.origin.operators, reader.origin.operators) for d in demands)  # for one kernel, or for two
+        asked = any(d.between(node.origin.calls, reader.origin.calls) for d in demands)  # for one kernel, or for two
         strides = graph.buffers[node.out].strides if node.windowed else ix.contiguous_strides(made.sizes)
         plain = made.alias_of is None and made.strides == strides
         return allowed(node.out) and plain and node.out not in visible and not asked

@@ -35,7 +35,7 @@ from kgen.scheduler.selection.choose import contraction_of, problems, read_by_pr
 from kgen.scheduler.transforms.recompute import computations, recomputed
 from kgen.scheduler.transforms.split_k import parts_by_result
 from kgen.templates.problem import Problem
-from kgen.verdict import Outcome, Reason, Verdict
+from kgen.verdict import OperatorCall, Outcome, Reason, Verdict
 
 # How much faster a matmul has to be estimated with its copies.
 WORTH = 1.04
@@ -163,7 +163,7 @@ def with_copies(graph: ir.Graph, node: ir.Contraction, copies: str) -> tuple[ir.
         assert copy is not None
         graph.buffers[copy.name] = copy
         loops = tuple(ix.var(f"d{k}", size) for k, size in enumerate(copy.sizes))
-        origin = replace(node.origin, operators=("copy",))
+        origin = replace(node.origin, calls=(OperatorCall("copy"),), parameters=())
         made.append(ir.Pointwise(copy.name, loops, vs.load(source, [v.expr() for v in loops], copy.dtype), origin))
         operands.append(_reading(graph, value, source))
     return replace(node, lhs=operands[0], rhs=operands[1]), made

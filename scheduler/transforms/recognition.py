@@ -41,7 +41,7 @@ from kgen.scheduler.transforms.graph_reader import COMPUTATIONS, Longer, Reader
 from kgen.scheduler.transforms.near_programs import Miss, nearest
 from kgen.scheduler.transforms.second_results import Rows, Shared, rewritten, shared
 from kgen.templates import registry
-from kgen.verdict import FusionDemand, Outcome, Reason, Verdict
+from kgen.verdict import FusionDemand, OperatorCall, Outcome, Reason, Verdict
 
 PROGRAM = "program"
 
@@ -136,7 +136,7 @@ def _searched(graph: ir.Graph, options: Options) -> _Found:
     for place in recognised(graph, _registered(graph, options), found.refused):
         if not _is_short(place.operation, options.device(graph, place.out).kind):
             continue
-        apart = Reason.FORBIDDEN if _is_forbidden(place.operation.origin.operators, options.demands) else order
+        apart = Reason.FORBIDDEN if _is_forbidden(place.operation.origin.calls, options.demands) else order
         if apart is None:
             found.standing.append(place)
         else:
@@ -151,8 +151,8 @@ def _is_short(operation: ir.Operation, kind: str) -> bool:
     return registry.takes(kind, operation.program, {axis: size.as_int() for axis, size in sizes.items()})
 
 
-def _is_forbidden(operators: Sequence[str], demands: Iterable[FusionDemand]) -> bool:
-    return any(not demand.wanted and demand.between(operators, operators) for demand in demands)
+def _is_forbidden(calls: Sequence[OperatorCall], demands: Iterable[FusionDemand]) -> bool:
+    return any(not demand.wanted and demand.between(calls, calls) for demand in demands)
 
 
 def recognised(graph: ir.Graph, programs: Iterable[Program], near: list[Verdict] | None = None) -> list[Recognised]:

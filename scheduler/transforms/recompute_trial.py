@@ -126,8 +126,8 @@ def _is_settled(attempt: Attempt, around: Around) -> bool:
     """Whether a demand is about operators around the matmul, or it has few tiles and long sums, which other ways are for."""
     graph, demands = attempt.graph, attempt.options.demands
     nodes = [node for node in graph.nodes if around.names.intersection(ir.outs(node)) and not isinstance(node, ir.Extern)]
-    operators = {part for node in nodes for op in node.origin.operators for part in (op, op.rpartition(".")[0])}
-    if any(operators.intersection((d.producer, d.consumer)) for d in demands):
+    calls = [call for node in nodes for call in node.origin.calls]
+    if any(d.names(calls) for d in demands):
         return True
     node, device = around.node, attempt.options.device(graph, around.node.out)
     return leaves_idle(node.out_vars, node.reduced, Sizes(graph.size_hints), device)

@@ -47,7 +47,7 @@ from kgen.scheduler.analysis.memory import root
 from kgen.scheduler.protocol import Draft, Transform
 from kgen.templates.base import Request
 from kgen.templates.capabilities import Capabilities
-from kgen.verdict import FusionDemand, Outcome, Reason, Verdict
+from kgen.verdict import FusionDemand, OperatorCall, Outcome, Reason, Verdict
 
 _OPERANDS = ("left operand", "right operand")
 # Scales that could leave but had better not.
@@ -144,7 +144,7 @@ class _Operand:
 
     rest: Value
     scale: Value
-    operators: tuple[str, ...] = ()
+    calls: tuple[OperatorCall, ...] = ()
     shared: int = 1
 
 
@@ -217,15 +217,15 @@ class Scales:
                     outcome = Outcome.UNPROFITABLE if found in _DEAR else Outcome.ILLEGAL
                     self.verdicts.append(Verdict(node.out, _OPERANDS[k], outcome, found))
                 continue
-            operators = (*found.operators, *node.origin.operators)
-            wanted = any(d.wanted and d.between(operators, operators) for d in self.demands)
+            calls = (*found.calls, *node.origin.calls)
+            wanted = any(d.wanted and d.between(calls, calls) for d in self.demands)
             scale, made = (found.scale, []) if wanted else self._beside_statistics(found.scale)
             if not (wanted or self.capabilities.may(node.out, Request(scale_cost=vs.total_cost([scale])))):
                 self.verdicts.append(Verdict(node.out, _OPERANDS[k], Outcome.UNPROFITABLE, Reason.EXPENSIVE))
                 continue
             operands[k], shared[k], nodes = found.rest, found.shared, [*nodes, *made]
             scales.append(scale)
-            origin = Origin(found.operators).joined(origin)
+            origin = Origin(found.calls).joined(origin)
             self.verdicts.append(Verdict(node.out, _OPERANDS[k], Outcome.FUSED, Reason.SCALE_LEAVES))
         if not scales:
             return node, []
@@ -272,13 +272,13 @@ class Scales:
             self.dispensable[name] = name not in self.kept and all(self._can_do_without(one, maker) for one in readers)
         if not self.dispensable[name]:
             return Reason.SCALE_NEEDED
-        return replace(found, operators=maker.origin.operators, shared=len(readers))
+        return replace(found, calls=maker.origin.calls, shared=len(readers))
 
     def _can_do_without(self, reader: ir.Node, maker: ir.Pointwise) -> bool:
         """Whether a node is a matmul which a template may compute from the operand without scales."""
         if not ir.is_contraction(reader) or reader.out not in self.taken or reader.operands is None:
             return False
-        if any(not d.wanted and d.between(maker.origin.operators, reader.origin.operators) for d in self.demands):
+        if any(not d.wanted and d.between(maker.origin.calls, reader.origin.calls) for d in self.demands):
             return False
         stored = reader.stored or (reader.lhs, reader.rhs)
         positions = [k for k, value in enumerate(stored) if any(load.attr[0] == maker.out for load in vs.loads([value]))]

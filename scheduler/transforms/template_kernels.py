@@ -84,8 +84,8 @@ def _with_operands(
     operands, origin = [], node.origin
     for value, stored, first in zip((node.lhs, node.rhs), node.stored or (None, None), stored_first, strict=True):
         maker = None if stored is None or stored is value else makers.get(vs.loads([stored])[0].attr[0])
-        prologue = () if maker is None else maker.origin.operators
-        asked = {d.wanted for d in demands if d.between(prologue, node.origin.operators)}
+        prologue = () if maker is None else maker.origin.calls
+        asked = {d.wanted for d in demands if d.between(prologue, node.origin.calls)}
         there = first or (stored is not None and any(graph.buffers[load.attr[0]].parts for load in vs.loads([stored])))
         cheap = stored is None or capabilities.may(node.out, Request(prologue_cost=vs.total_cost([value])))
         computed = stored is None or True in asked or (cheap and not (asked or there))

@@ -31,7 +31,7 @@ from kgen.scheduler.transforms.gather_reduction import checked, with_masked_gath
 from kgen.scheduler.transforms.offered import offered_for_rows
 from kgen.templates.base import Request
 from kgen.templates.capabilities import Capabilities
-from kgen.verdict import Outcome, Reason, Verdict
+from kgen.verdict import FusionDemand, Outcome, Reason, Verdict
 
 TILE_PARTIALS, FULL_ROWS = "tile partials", "full-row tiles"
 
@@ -40,12 +40,12 @@ TILE_PARTIALS, FULL_ROWS = "tile partials", "full-row tiles"
 class Tiles:
     """What earlier attempts found out about reductions on tiles. By the first buffer of their parts: how many points a part has
     (`blocks`), which is for a template's tile to say, and which reductions have to stay `apart` from their contraction.
-    `demanded` are operators that the user wants to see fused, `rows` are contractions whose tiles may hold
+    `demanded` say which operators the user wants to see fused, `rows` are contractions whose tiles may hold
     full rows, and `capabilities` those of the registered templates."""
 
     blocks: Mapping[str, int] = field(default_factory=dict)
     apart: frozenset[str] = frozenset()
-    demanded: frozenset[str] = frozenset()
+    demanded: tuple[FusionDemand, ...] = ()
     rows: frozenset[str] = frozenset()
     capabilities: Capabilities = field(default_factory=Capabilities, compare=False)
 
@@ -53,7 +53,7 @@ class Tiles:
 def tiles_of(draft: Draft) -> Tiles:
     """What was decided about reductions on tiles so far."""
     decisions, options = draft.decisions, draft.options
-    demanded = frozenset(name for d in options.demands if d.wanted for name in (d.producer, d.consumer))
+    demanded = tuple(d for d in options.demands if d.wanted)
     rows = offered_for_rows(draft.graph, options) - decisions.refused(FULL_ROWS).keys()
     apart = frozenset(decisions.refused(TILE_PARTIALS))
     capabilities = options.capabilities(draft.graph)
@@ -264,8 +264,7 @@ class Search:
         return len(dimensions) == 1 or any(strides[k] == 1 for k in dimensions)
 
     def _demanded(self, node: ir.Reduction) -> bool:
-        names = {part for op in node.origin.operators for part in (op, op.rpartition(".")[0])}
-        return not names.isdisjoint(self.tiles.demanded)
+        return any(d.names(node.origin.calls) for d in self.tiles.demanded)
 
     # ---- one reduction ----------------------------------------------------------------------------------------------
 

@@ -13,6 +13,7 @@ from kgen.ir import index as ix
 from kgen.ir import nodes as ir
 from kgen.ir import values as vs
 from kgen.ir.nodes import Buffer, Contraction, Extern, Origin, Pointwise, Reduction, Scan, Scatter, TensorArg
+from kgen.verdict import OperatorCall
 
 F32 = torch.float32
 CPU = torch.device("cpu")
@@ -43,7 +44,7 @@ def test_constructors_check(make: Any, message: str) -> None:
 
 
 def test_nodes_are_frozen_and_pickle() -> None:
-    node = Pointwise("out", (V, J), X, Origin(("aten.add",), "out", "model.py:3 x + 1"))
+    node = Pointwise("out", (V, J), X, Origin((OperatorCall("aten.add"),), "out", "model.py:3 x + 1"))
     with pytest.raises(dataclasses.FrozenInstanceError):
         node.out = "other"  # type: ignore[misc]
     assert pickle.loads(pickle.dumps(node)) == node
@@ -68,8 +69,12 @@ def test_a_contraction_reads_what_its_library_call_reads() -> None:
 
 
 def test_origins_join_without_repetition() -> None:
-    a, b = Origin(("aten.add", "aten.mul"), "", "f.py:1"), Origin(("aten.mul", "aten.exp"), "exp", "f.py:2")
-    assert a.joined(b) == Origin(("aten.add", "aten.mul", "aten.exp"), "exp", "f.py:1")
+    add, mul, exp = OperatorCall("aten.add", "a"), OperatorCall("aten.mul", "b"), OperatorCall("aten.exp", "b")
+    a = Origin((add, mul), "", "f.py:1", (("x", "w"),))
+    joined = a.joined(Origin((mul, exp), "exp", "f.py:2", (("x", "w"), ("y", "b"))))
+    assert joined == Origin((add, mul, exp), "exp", "f.py:1", (("x", "w"), ("y", "b")))
+    assert joined.operators == ("aten.add", "aten.mul", "aten.exp")
+    assert joined.modules == ("a", "b")
 
 
 def test_iteration() -> None:

@@ -8,9 +8,13 @@ from kgen.ir import index as ix
 from kgen.ir import nodes as ir
 from kgen.ir import values as vs
 from kgen.ir.printer import print_graph, print_node, print_value
+from kgen.verdict import OperatorCall
 
 F32, I64 = torch.float32, torch.int64
 CPU = torch.device("cpu")
+
+
+HALF = ir.Origin((OperatorCall("aten.add"),), "half", "model.py:12 y = x * 0.5")
 
 
 def example() -> ir.Graph:
@@ -32,7 +36,7 @@ def example() -> ir.Graph:
     graph.inputs = [ir.GraphInput("x", static=True), ir.GraphInput("rows"), ir.GraphInput(symbol=s0), ir.GraphInput()]
     loaded = vs.load("half", (i.expr(), r.expr()), F32)
     graph.nodes = [
-        ir.Pointwise("half", (i, j), vs.call("add", half, half), ir.Origin(("aten.add",), "half", "model.py:12 y = x * 0.5")),
+        ir.Pointwise("half", (i, j), vs.call("add", half, half), HALF),
         ir.Reduction(("total",), (i,), (r,), "sum", loaded),
         ir.Scatter("half_v1", "half", (i, j), (row, j.expr()), x, "add", vs.compare("lt", j.expr(), s0.expr())),
     ]

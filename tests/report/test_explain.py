@@ -12,10 +12,10 @@ import torch.nn.functional as F
 
 import kgen
 from kgen.commands.explain import function_source, watching
-from kgen.commands.graph_report import bytes_text
 from kgen.only import only
+from kgen.report.graph_report import bytes_text
 from kgen.report.record import recording
-from kgen.verdict import Outcome, Reason
+from kgen.verdict import CHANGES, Outcome, Reason, Verdict
 
 pytestmark = pytest.mark.cpu
 
@@ -258,3 +258,138 @@ def test_bytes_text():
 
 def test_function_source_of_a_missing_symbol():
     assert function_source(["// a\n"], "k0") == ""
+
+
+# ---- names, texts and ranks --------------------------------------------------------------------------------------------
+
+
+class Block(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.ln, self.up, self.down = torch.nn.LayerNorm(16), torch.nn.Linear(16, 32), torch.nn.Linear(32, 16)
+
+    def forward(self, x):
+        return x + self.down(F.gelu(self.up(self.ln(x))))
+
+
+class Net(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.layers = torch.nn.ModuleList(Block() for _ in range(2))
+
+    def forward(self, x):
+        for layer in self.layers:
+            x = layer(x)
+        return x
+
+
+@pytest.fixture(scope="module")
+def net():
+    return kgen.explain(Net(), torch.randn(8, 16), print_report=False)
+
+
+def test_kernels_say_which_modules_and_parameters_they_are_of(net):
+    up = [k for k in net.graphs[0].kernels if "aten.gelu.default" in k.operators]
+    assert [k.modules for k in up] == [("layers.0.up", "layers.0"), ("layers.1.up", "layers.1")]
+    assert {"layers.0.up.weight", "layers.0.up.bias"} <= set(up[0].parameters)
+    assert "aten.addmm#2 in layers.1.up" in up[1].calls
+    assert "// in layers.0.up, layers.0" in up[0].source
+    assert "layers.0.up.weight" in up[0].source
+    backward = [k for k in net.graphs[1].kernels if "aten.gelu_backward.default" in k.operators]
+    assert any("layers.1" in " ".join(k.modules) for k in backward)
+
+
+def test_verdicts_say_where_it_was(net):
+    found = [v for v in net.verdicts if "layers.1.up" in v.paths]
+    assert found
+    assert any("[layers.1.up]" in str(v) for v in found)
+    assert found[0].to_dict()["paths"] == list(found[0].paths)
+    assert set(net.why("layers.1.up")) >= set(found)
+    assert set(net.why("layers.1")) >= set(found)
+    assert net.why("layers.1.u") == ()
+    assert all("layers.1" in "".join(v.paths) for v in net.why("layers.1.up", "layers.1"))
+
+
+def test_refusals_are_ranked_by_bytes(net):
+    lost = [one.bytes_lost for one in net.refusals]
+    assert lost == sorted(lost, reverse=True)
+    assert lost[0] > 0
+    assert all(one.change for one in net.refusals)
+    assert {str(one.verdict) for one in net.refusals} == {
+        str(v) for v in net.verdicts if v.outcome in (Outcome.ILLEGAL, Outcome.UNPROFITABLE)
+    }
+
+
+def test_what_two_kernels_lose_is_what_is_between_them():
+    def chain(x):
+        return (x.sum(1) * 2).sum()
+
+    def kept(x):
+        rows = x.sum(1)
+        return rows, (rows * 2).sum()
+
+    with kgen.config.override(fusion=False):
+        alone, read_again = (kgen.explain(f, torch.randn(500, 40), print_report=False).refusals for f in (chain, kept))
+    assert alone[0].bytes_lost == 2 * 500 * 4  # written and read, by nobody else
+    assert read_again[0].bytes_lost == 500 * 4  # the result is written whatever reads it
+
+
+# Outcomes of these are no refusals: there is nothing to change.
+TAKEN = {
+    "SHARED_DATA", "EPILOGUE", "TILE_PARTIALS", "ROWS", "OUTPUT_SPLIT", "CONCAT_SPLIT", "BROADCAST_BACK", "HORIZONTAL",
+    "BLOCKS_OF_ROWS", "COLUMN_SUMS", "OPERAND_REDUCTION", "CHEAP", "ROW_IN_CACHE", "LIBRARY_FUSES", "INDEPENDENT",
+    "SAME_OPERAND", "FEW_TILES", "SEQUENCE", "ONE_REPLAY", "TEMPLATE", "RECOMPUTE_CHEAP", "SCALE_LEAVES", "ROWS_IN_LINES",
+    "FROZEN_ALONE", "LIBRARY_PREFERS", "INDEPENDENT_ITERATIONS", "EQUAL_LAYERS",
+}  # fmt: skip
+
+
+def test_every_refusal_says_what_would_change_it():
+    assert {reason.name for reason in set(Reason) - set(CHANGES)} == TAKEN
+    assert all(not text.startswith("none") for text in CHANGES.values())
+
+
+def test_one_line_two_forms_and_a_page(net):
+    assert " ".join(str(net).partition("\n\n")[0].split()) == repr(net).removeprefix("<kgen report: ").removesuffix(">")
+    out = io.StringIO()
+    net.print(file=out)
+    assert out.getvalue().strip("\n") == str(net)
+    html = net._repr_html_()
+    assert html.startswith("<iframe")
+    assert "srcdoc=" in html
+
+
+def test_equal_layers_are_one_line(net):
+    text = str(net)
+    assert "2 x  addmm, gelu" in text
+    assert "layers.*.up" in text
+
+
+def test_top_lists_more_or_less(net):
+    def shown(top):
+        out = io.StringIO()
+        net.print(file=out, top=top)
+        return out.getvalue().count("to change it:")
+
+    assert shown(1) == 1
+    assert shown(3) == 3
+    assert shown(1000) > 10
+
+
+def test_times_are_no_less_than_the_floor(net):
+    assert all(k.seconds >= k.floor > 0 for k in net.kernels)
+    assert net.graphs[0].seconds == sum(k.seconds for k in net.graphs[0].kernels)
+
+
+def test_steps_need_earlier_ones(net):
+    for graph in net.graphs:
+        assert [s.name for s in graph.steps if s.is_kernel] == [k.name for k in graph.kernels]
+        assert all(before < number for number, step in enumerate(graph.steps) for before, _ in step.after)
+        assert sum(s.bytes for s in graph.steps) == graph.bytes_moved
+    assert any(step.after for step in net.graphs[0].steps)
+
+
+def test_verdicts_without_paths_read_as_before():
+    verdict = Verdict("mm", "add", Outcome.FUSED, Reason.EPILOGUE)
+    assert str(verdict) == f"mm + add: fused, because {Reason.EPILOGUE.value}"
+    assert verdict.named({}) is verdict
+    assert str(verdict.named({"mm": "head"})).startswith("mm [head] + add: fused")
