@@ -16,11 +16,14 @@ import os
 import pickle
 import queue
 import subprocess
+import sys
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any, Protocol, Self
 
+import torch
 from torch.fx import GraphModule
 
 from kgen import cache, only
@@ -34,13 +37,15 @@ from kgen.tuning.store import stores
 from kgen.tuning.tuner import UNANSWERED
 from kgen.verdict import DEMANDS
 
-__all__ = ["Improving", "Job", "improving", "wait_for_tuning"]
+__all__ = ["Improving", "Job", "improving", "serve", "wait_for_tuning"]
 
 LOG = logging.getLogger("kgen.tuning")
 
-# What runs in the other process, and the seconds that it has beyond those for measuring: it starts up, and compiles.
-CHILD = "kgen.commands.tune_graph"
+# What runs in the other process, the seconds that it has beyond those for measuring, for it starts up and compiles, and how it
+# gives way to the program that waits for it.
+CHILD = "kgen.background"
 MORE_SECONDS = 600.0
+NICE = 5
 MEASURED = "max-autotune-no-cudagraphs"
 
 Compile = Callable[[GraphModule, GraphInfo, Config], CompiledGraph]
@@ -48,12 +53,17 @@ Compile = Callable[[GraphModule, GraphInfo, Config], CompiledGraph]
 
 @dataclass(frozen=True)
 class Job:
-    """A graph before the stages, to be compiled in another process, and in this one once more."""
+    """A graph before the stages, to be compiled in another process, and in this one once more. `compile_graph` is a function
+    that both find under its name."""
 
     graph: bytes
     info: GraphInfo
     config: Config
     threads: int
+    compile_graph: Compile
+
+    def compiled(self) -> CompiledGraph:
+        return self.compile_graph(unpacked(self.graph), self.info, self.config)
 
     def measuring(self) -> Job:
         """As the other process compiles it."""
@@ -73,8 +83,8 @@ class Follower(Protocol):
 class Improving:
     """A compiled graph that is replaced by a better one, once. The first call asks for it."""
 
-    def __init__(self, graph: CompiledGraph, job: Job, compile_graph: Compile) -> None:
-        self.graph, self.job, self.compile_graph = graph, job, compile_graph
+    def __init__(self, graph: CompiledGraph, job: Job) -> None:
+        self.graph, self.job = graph, job
         self.output_strides: Strides = graph.output_strides
         self.coverage: Mapping[str, int] = graph.coverage
         self.known = stores(job.config).fingerprint()
@@ -103,11 +113,7 @@ class Improving:
         elif stores(self.job.config).fingerprint() == self.known:
             _left("unchanged", self.job, "nothing was measured")
         else:
-            self._take_over(self.context.run(self._again))
-
-    def _again(self) -> CompiledGraph:
-        job = self.job.measured()
-        return self.compile_graph(unpacked(job.graph), job.info, job.config)
+            self._take_over(self.context.run(self.job.measured().compiled))
 
     def _take_over(self, better: CompiledGraph) -> None:
         if better.output_strides != self.output_strides:  # backward is compiled for the strides of what forward saves
@@ -129,22 +135,22 @@ class Improving:
 
 def improving(gm: GraphModule, info: GraphInfo, config: Config, threads: int, compile_graph: Compile) -> CompiledGraph:
     """The graph, compiled by what is known; one that improves, where there is something to measure."""
-    job = _job(gm, info, config, threads)
+    job = _job(gm, info, config, threads, compile_graph)
     unanswered: set[Any] = set()
     token = UNANSWERED.set(unanswered)
     try:
         made = compile_graph(gm, info, config)
     finally:
         UNANSWERED.reset(token)
-    return made if job is None or not unanswered else Improving(made, job, compile_graph)
+    return made if job is None or not unanswered else Improving(made, job)
 
 
-def _job(gm: GraphModule, info: GraphInfo, config: Config, threads: int) -> Job | None:
+def _job(gm: GraphModule, info: GraphInfo, config: Config, threads: int, compile_graph: Compile) -> Job | None:
     """None where the graph is compiled for one purpose (a demanded fusion, one template), or cannot be packed."""
     if DEMANDS.get() or only.current() is not None:
         return None
     try:
-        return Job(packed(gm), replace(info, shape_env=None), config, threads)
+        return Job(packed(gm), replace(info, shape_env=None), config, threads, compile_graph)
     except NotPackable as cause:
         counters.add("background.refused")
         LOG.info("%s is not tuned in the background: %s", info.name, cause)
@@ -248,3 +254,37 @@ def _stop() -> None:
         if one.owner == os.getpid():
             with contextlib.suppress(OSError):
                 one.stop()
+
+
+# ---- the other process ----------------------------------------------------------------------------------------------------
+
+
+def serve() -> None:
+    """Replies to each line, the path of a job, with a line. Ends with its parent."""
+    os.nice(NICE)
+    replies = os.fdopen(os.dup(1), "w")
+    silence = os.open(os.devnull, os.O_WRONLY)
+    for descriptor in (1, 2):  # bars and warnings are for those who wait
+        os.dup2(silence, descriptor)
+    paths: queue.Queue[str] = queue.Queue()
+    threading.Thread(target=_listen, args=(paths,), daemon=True).start()
+    while True:
+        replies.write(json.dumps(reply_to(Path(paths.get()))) + "\n")
+        replies.flush()
+
+
+def _listen(paths: queue.Queue[str]) -> None:
+    for line in sys.stdin:
+        paths.put(line.strip())
+    os._exit(0)  # whoever asked is gone
+
+
+def reply_to(path: Path) -> dict[str, Any]:
+    """Compiles the graph of a job, which measures what is not known."""
+    try:
+        job: Job = pickle.loads(path.read_bytes())
+        torch.set_num_threads(job.threads)
+        job.compiled()
+    except Exception as cause:  # noqa: BLE001  the other process wants to know
+        return {"failed": f"{type(cause).__name__}: {cause}"[:2000]}
+    return {}
