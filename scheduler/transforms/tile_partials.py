@@ -257,9 +257,10 @@ class Search:
         neighbours: those of all positions are reduced in parts there, too, and read again."""
         if self.sizes.of(site.length) > MAX_PERSISTENT:
             return False
-        place, strides = self._place(site.value), self.graph.buffers[site.matmul].strides
-        assert place is not None
-        assert strides is not None
+        place, buffer = self._place(site.value), self.graph.buffers[site.matmul]
+        if place is None:  # exponentials, which read the maxima of parts
+            return True
+        strides = ix.contiguous_strides(buffer.sizes) if buffer.strides is None else buffer.strides
         dimensions = [k for k, e in enumerate(place[1]) if not ix.free_atoms(e).isdisjoint(site.loops)]
         return len(dimensions) == 1 or any(strides[k] == 1 for k in dimensions)
 
