@@ -174,7 +174,7 @@ def _decisions(verdicts: Sequence[Verdict], most: int) -> Iterator[Section]:
 
 _TAKEN = (
     Outcome.FUSED, Outcome.RECOMPUTED, Outcome.STORED, Outcome.CHOSEN, Outcome.BATCHED, Outcome.SHARED, Outcome.FROZEN,
-    Outcome.PACKED,
+    Outcome.PACKED, Outcome.RECORDED, Outcome.FOLDED, Outcome.CHANNELS_LAST, Outcome.COPIED,
 )  # fmt: skip
 
 

@@ -514,7 +514,7 @@ def test_explain_says_what_is_done_once(capsys: pytest.CaptureFixture[str]) -> N
 
     with config.override(freezing=True):
         explained = kgen.explain(Owner(fn, r(64, 64), r(64, 64)), r(40, 64))
-    text = capsys.readouterr().out
+    text = " ".join(capsys.readouterr().out.split())
     assert "1 x computed once because it depends on frozen tensors alone" in text
     assert "1 x packed once because that operand is a frozen tensor" in text
     assert "at each call, though of frozen tensors:" in text

@@ -14,7 +14,7 @@ from torch import Tensor
 
 import kgen
 from kgen.ir.nodes import TensorArg
-from kgen.ir.plan import Schedule
+from kgen.ir.plan import Schedule, members
 from kgen.only import only
 from kgen.report.record import Record, recording
 from tests.capture import test_recompute_scores as spellings
@@ -23,6 +23,8 @@ Function = Callable[..., Tensor]
 B, H, M, N = spellings.B, spellings.H, spellings.M, spellings.N
 # Whether GPU kernels run in Triton's interpreter, by the prefix of templates.
 INTERPRETED = {"cpp": False, "triton": True}
+# Kernels of each launch of backward: on a GPU the gradients of queries and of keys share one.
+BACKWARD = {"cpp": [1, 1, 1], "triton": [1, 2]}
 
 
 @dataclass(frozen=True)
@@ -43,9 +45,11 @@ class Step:
         ]
         return max(found)
 
-    def kernels_of(self, template: str) -> int:
-        choices = (getattr(step, "choice", None) for step in self.schedules[-1].steps)
-        return sum(choice is not None and choice.template.startswith(template) for choice in choices)
+    def kernels_of(self, template: str) -> list[int]:
+        """Of each launch by the template, how many kernels share it."""
+        launches = (members(step) for step in self.schedules[-1].kernels)
+        chosen = ([one.choice for one in own if one.choice is not None] for own in launches)
+        return sorted(len(own) for own in chosen if own and own[0].template.startswith(template))
 
 
 def _in_memory(plan: Schedule) -> set[str]:
@@ -92,7 +96,7 @@ QUICK = ("gpt2", "softcap", "shared heads")
 def test_three_kernels_and_no_scores_in_memory(name: str, prefix: str) -> None:
     f, more = spellings.SPELLINGS[name]
     step = trained(f, [*spellings.QKV, *more], prefix)
-    assert step.kernels_of(f"{prefix}_attention_backward") == 3
+    assert step.kernels_of(f"{prefix}_attention_backward") == BACKWARD[prefix]
     assert step.in_memory < spellings.MATRIX * B * H
     assert_right(f, [*spellings.QKV, *more], step)
 
@@ -168,6 +172,6 @@ def random_function(seed: int) -> tuple[str, Function]:
 def test_random_score_functions(seed: int, prefix: str) -> None:
     name, f = random_function(seed)
     step = trained(f, spellings.QKV, prefix)
-    assert step.kernels_of(f"{prefix}_attention_backward") == 3, name
+    assert step.kernels_of(f"{prefix}_attention_backward") == BACKWARD[prefix], name
     assert step.in_memory < spellings.MATRIX * B * H, name
     assert_right(f, spellings.QKV, step, 3e-5)
