@@ -159,7 +159,7 @@ def _some(names: Sequence[str]) -> str:
 
 
 def _decisions(verdicts: Sequence[Verdict], most: int) -> Iterator[Section]:
-    taken = Counter(f"{v.outcome.value} because {v.reason.value}" for v in verdicts if v.outcome in _TAKEN)
+    taken = Counter(map(_taken, (v for v in verdicts if v.outcome in _TAKEN)))
     if taken:
         rest = sum(taken.values()) - sum(count for _, count in taken.most_common(most))
         lines = [f"{count} x {text}" for text, count in taken.most_common(most)]
@@ -170,6 +170,12 @@ def _decisions(verdicts: Sequence[Verdict], most: int) -> Iterator[Section]:
     anew = list(dict.fromkeys(str(v) for v in verdicts if v.outcome in (Outcome.NOT_FROZEN, Outcome.NOT_PACKED)))
     if anew:
         yield _lines(("at each call, though of frozen tensors:", *(f"  {line}" for line in anew[:MAX_OTHERS])))
+
+
+def _taken(verdict: Verdict) -> str:
+    """What was done and why; of loops and equal layers also how many."""
+    detail = f" ({verdict.detail})" if verdict.detail and verdict.outcome in (Outcome.BATCHED, Outcome.SHARED) else ""
+    return f"{verdict.outcome.value} because {verdict.reason.value}{detail}"
 
 
 _TAKEN = (

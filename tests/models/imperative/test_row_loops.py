@@ -162,5 +162,5 @@ def test_the_option() -> None:
 
 def test_explain() -> None:
     torch._dynamo.reset()
-    report = str(kgen.explain(get_started, torch.randn(N, 4)))
+    report = " ".join(str(kgen.explain(get_started, torch.randn(N, 4))).split())
     assert "8 iterations of 3 operators" in report
