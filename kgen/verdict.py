@@ -152,7 +152,7 @@ class Reason(Enum):
 CHANGES: dict[Reason, str] = {
     Reason.INTERNAL_ERROR: "report it with the file that was kept",
     Reason.NOT_COMPILED: "report it with the compiler's message",
-    Reason.FAILED: "report it; meanwhile options={'fallback': [operator]} runs one operator in eager",
+    Reason.FAILED: "report it; meanwhile options={'fallback': '<operator>'} runs one operator in eager",
     Reason.WRONG_RESULT: "report it; kgen.testing.check_template finds the smallest case",
     Reason.CRASHED: "report it with the template and its configuration",
     Reason.HUNG: "report it with the template and its configuration",
