@@ -19,7 +19,8 @@ from kgen.templates.contract import Config, knob, operand, result, template
 from kgen.templates.problem import Problem
 from kgen.templates.triton.codegen.tma_layout import Access, TmaLayout, tma_accesses, tma_layout
 from kgen.templates.triton.kernels import attention_estimate
-from kgen.templates.triton.kernels.attention import HOPPER, LONGEST, heads_together, padded_length, suits
+from kgen.templates.triton.kernels.attention import LONGEST, heads_together, padded_length, suits
+from kgen.templates.triton.kernels.hopper import refuse_device
 from kgen.templates.triton.kernels.matmul_tma import BARRIERS
 
 # Rows of a warp group's tile: those that its four warps multiply at once.
@@ -94,7 +95,7 @@ class WarpSpecializedAttention(KernelTemplate):
     reductions: ClassVar = frozenset()
 
     def refuse(self, problem: Problem) -> str | None:
-        return _refuse_device(problem) or _refuse_operands(problem) or _refuse_epilogue(problem)
+        return refuse_device(problem) or _refuse_operands(problem) or _refuse_epilogue(problem)
 
     def configs(self, problem: Problem) -> Iterator[dict[str, Any]]:
         names = ("BLOCK_N", "PROGRAMS", "STAGES", "PIPELINED", "PINGPONG", "TMA_STORE")
@@ -151,14 +152,6 @@ def _longest(problem: Problem) -> int:
 def _boxed(problem: Problem) -> list[Access]:
     """The results that TMA can store."""
     return [one for one in tma_accesses(problem, "O") if one.written]
-
-
-def _refuse_device(problem: Problem) -> str | None:
-    if problem.device.interpreted:
-        return "Triton's interpreter does not run Gluon"
-    if problem.device.arch // 10 != HOPPER // 10:
-        return f"its multiplications are those of compute capability 9.0, not {problem.device.arch / 10}"
-    return None
 
 
 def _refuse_operands(problem: Problem) -> str | None:

@@ -21,7 +21,7 @@ from kgen.templates.problem import Problem, memoised
 from kgen.templates.triton.codegen.tma_box import BoxLayout, BoxOrder, epilogue_tiles_of, operand_box, powers
 from kgen.templates.triton.codegen.tma_layout import TmaLayout, tiles_read, tma_layout
 from kgen.templates.triton.kernels import conv_estimate
-from kgen.templates.triton.kernels.matmul import HOPPER
+from kgen.templates.triton.kernels.hopper import refuse_device
 from kgen.templates.triton.kernels.matmul_tma import BARRIERS, ROW
 
 # Rows and output channels of a tile, stages, parts of a tile for its epilogue, and whether two warp groups share each tile.
@@ -78,7 +78,7 @@ class WarpSpecializedConv(KernelTemplate):
     reductions: ClassVar = frozenset()
 
     def refuse(self, problem: Problem) -> str | None:
-        return _refuse_device(problem) or _refuse_sizes(problem) or _refuse_operands(problem) or _refuse_epilogue(problem)
+        return refuse_device(problem) or _refuse_sizes(problem) or _refuse_operands(problem) or _refuse_epilogue(problem)
 
     def tile_shapes(self, problem: Problem, config: Config) -> dict[str, tuple[int, ...]]:
         return {"m": tuple(config.get(name) for name in reversed(BOX_KNOBS[: len(problem.loops["m"])]))}
@@ -181,14 +181,6 @@ def _tiles_read(problem: Problem) -> list[object] | None:
     boxed = {(one.buffer, one.offset): one for one in epilogue_tiles_of(problem, "Y") if not one.written}
     found = [boxed.get((load.attr[0], load.attr[1][0])) for load in tiles_read(problem)]
     return None if None in found or any(load.args for load in tiles_read(problem)) else list(dict.fromkeys(found))
-
-
-def _refuse_device(problem: Problem) -> str | None:
-    if problem.device.interpreted:
-        return "Triton's interpreter does not run Gluon"
-    if problem.device.arch // 10 != HOPPER // 10:
-        return f"its multiplications are those of compute capability 9.0, not {problem.device.arch / 10}"
-    return None
 
 
 def _refuse_sizes(problem: Problem) -> str | None:
