@@ -300,19 +300,19 @@ class _Passes:
         gm = higher_order.expand(gm, decompositions.TRAINED)
         if _has_large_logits(gm, self.config):
             gm = self.attempt(in_runs, gm, gm)
-        if self.config.recompute_scores != "off" and any(n.target is torch.ops.aten.exp.default for n in gm.graph.nodes):
+        if self.config.recompute_scores != "off" and _calls(gm, torch.ops.aten.exp.default):
             gm = self.attempt(split_sums, gm, gm)
             gm = self.attempt(recomputed_scores, gm, gm)
         return gm
 
     def compile_graph(self, rewrites: tuple[Verdict, ...], gm: GraphModule, info: GraphInfo) -> CompiledGraph:
         info = replace(info, rewrites=rewrites)
-        if info.role == "inference" and any(n.target is torch.ops.aten.exp.default for n in gm.graph.nodes):
+        if info.role == "inference" and _calls(gm, torch.ops.aten.exp.default):
             gm = self.attempt(split_sums, gm, gm)
         if self.config.tuning == "background" and not self.failures:
             from kgen.background import improving  # noqa: PLC0415  only where it is asked for
 
-            return improving(gm, info, self.config, torch.get_num_threads(), compile_again)
+            return improving(gm, info, self.config, compile_again)
         return compile_again(gm, info, self.config, self.failures)
 
 
@@ -418,7 +418,11 @@ def _may_lay_out(gm: GraphModule, config: Config) -> bool:
 
 
 def _has_convolutions(gm: GraphModule) -> bool:
-    return any(node.target is torch.ops.aten.convolution.default for node in gm.graph.nodes)
+    return _calls(gm, torch.ops.aten.convolution.default)
+
+
+def _calls(gm: GraphModule, target: torch._ops.OpOverload) -> bool:
+    return any(node.target is target for node in gm.graph.nodes)
 
 
 def _frozen(gm: GraphModule, info: GraphInfo, config: Config) -> tuple[GraphModule, GraphInfo]:

@@ -15,7 +15,6 @@ import logging
 import os
 import pickle
 import queue
-import subprocess
 import sys
 import threading
 from collections.abc import Callable, Mapping, Sequence
@@ -23,7 +22,6 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Protocol, Self
 
-import torch
 from torch.fx import GraphModule
 
 from kgen import cache, only
@@ -33,6 +31,7 @@ from kgen.capture.packed_graph import NotPackable, packed, unpacked
 from kgen.capture.torch_adapter import GraphInfo
 from kgen.config import Config
 from kgen.counters import counters
+from kgen.tuning.benchmark import Setting
 from kgen.tuning.store import stores
 from kgen.tuning.tuner import UNANSWERED
 from kgen.verdict import DEMANDS
@@ -41,10 +40,10 @@ __all__ = ["Improving", "Job", "improving", "serve", "wait_for_tuning"]
 
 LOG = logging.getLogger("kgen.tuning")
 
-# What runs in the other process, the seconds that it has beyond those for measuring, for it starts up and compiles, and how it
-# gives way to the program that waits for it.
+# What runs in the other process, the seconds in which it starts, and those that it has beyond the ones for measuring, for it
+# compiles; and how it gives way to the program that waits for it.
 CHILD = "kgen.background"
-MORE_SECONDS = 600.0
+START_LIMIT, MORE_SECONDS = 120.0, 600.0
 NICE = 5
 MEASURED = "max-autotune-no-cudagraphs"
 
@@ -59,7 +58,7 @@ class Job:
     graph: bytes
     info: GraphInfo
     config: Config
-    threads: int
+    setting: Setting
     compile_graph: Compile
 
     def compiled(self) -> CompiledGraph:
@@ -133,9 +132,9 @@ class Improving:
         raise NotImplementedError
 
 
-def improving(gm: GraphModule, info: GraphInfo, config: Config, threads: int, compile_graph: Compile) -> CompiledGraph:
+def improving(gm: GraphModule, info: GraphInfo, config: Config, compile_graph: Compile) -> CompiledGraph:
     """The graph, compiled by what is known; one that improves, where there is something to measure."""
-    job = _job(gm, info, config, threads, compile_graph)
+    job = _job(gm, info, config, compile_graph)
     unanswered: set[Any] = set()
     token = UNANSWERED.set(unanswered)
     try:
@@ -145,12 +144,12 @@ def improving(gm: GraphModule, info: GraphInfo, config: Config, threads: int, co
     return made if job is None or not unanswered else Improving(made, job)
 
 
-def _job(gm: GraphModule, info: GraphInfo, config: Config, threads: int, compile_graph: Compile) -> Job | None:
+def _job(gm: GraphModule, info: GraphInfo, config: Config, compile_graph: Compile) -> Job | None:
     """None where the graph is compiled for one purpose (a demanded fusion, one template), or cannot be packed."""
     if DEMANDS.get() or only.current() is not None:
         return None
     try:
-        return Job(packed(gm), replace(info, shape_env=None), config, threads, compile_graph)
+        return Job(packed(gm), replace(info, shape_env=None), config, Setting.here(config), compile_graph)
     except NotPackable as cause:
         counters.add("background.refused")
         LOG.info("%s is not tuned in the background: %s", info.name, cause)
@@ -178,7 +177,7 @@ class _Thread:
         self.owner = os.getpid()
         self.waiting: queue.Queue[Improving] = queue.Queue()
         self.open, self.changed = 0, threading.Condition()
-        self.process: subprocess.Popen[bytes] | None = None
+        self.worker: child.Worker | None = None
         threading.Thread(target=self._run, daemon=True, name="kgen-background").start()
 
     def put(self, graph: Improving) -> None:
@@ -206,32 +205,21 @@ class _Thread:
 
     def ask(self, job: Job) -> Mapping[str, Any]:
         """What the other process answers: {} where it has measured, else why it has not."""
-        if self.process is None or self.process.poll() is not None:
-            self.process = child.start(CHILD, without=("TRITON_INTERPRET",))
-        process = self.process
-        assert process.stdin is not None
-        assert process.stdout is not None
-        late = threading.Timer(job.config.tuning_seconds + MORE_SECONDS, process.kill)
-        late.daemon = True
         with cache.scratch("background") as folder:
             place = folder / "job"
             place.write_bytes(pickle.dumps(job))
-            late.start()
             try:
-                process.stdin.write(f"{place}\n".encode())
-                process.stdin.flush()
-                line = process.stdout.readline()
-            except OSError as cause:
-                return {"failed": f"its process is gone ({cause})"}
-            finally:
-                late.cancel()
-        return json.loads(line) if line else {"failed": "its process is gone"}
+                self.worker = self.worker or child.Worker(CHILD, START_LIMIT)
+                self.worker.ask(str(place))
+                return self.worker.reply(job.config.tuning_seconds + MORE_SECONDS)
+            except (child.Ended, child.Late) as end:
+                self.stop()
+                return {"failed": f"no answer after {end} s" if isinstance(end, child.Late) else str(end)}
 
     def stop(self) -> None:
-        if self.process is not None:
-            self.process.kill()
-            self.process.wait()
-            self.process = None
+        if self.worker is not None:
+            self.worker.kill()
+            self.worker = None
 
 
 _threads: list[_Thread] = []
@@ -262,15 +250,15 @@ def _stop() -> None:
 def serve() -> None:
     """Replies to each line, the path of a job, with a line. Ends with its parent."""
     os.nice(NICE)
-    replies = os.fdopen(os.dup(1), "w")
+    replies = os.fdopen(os.dup(1), "w", buffering=1)
     silence = os.open(os.devnull, os.O_WRONLY)
     for descriptor in (1, 2):  # bars and warnings are for those who wait
         os.dup2(silence, descriptor)
     paths: queue.Queue[str] = queue.Queue()
     threading.Thread(target=_listen, args=(paths,), daemon=True).start()
+    replies.write("{}\n")  # it has started
     while True:
         replies.write(json.dumps(reply_to(Path(paths.get()))) + "\n")
-        replies.flush()
 
 
 def _listen(paths: queue.Queue[str]) -> None:
@@ -283,8 +271,8 @@ def reply_to(path: Path) -> dict[str, Any]:
     """Compiles the graph of a job, which measures what is not known."""
     try:
         job: Job = pickle.loads(path.read_bytes())
-        torch.set_num_threads(job.threads)
-        job.compiled()
+        with job.setting.applied():
+            job.compiled()
     except Exception as cause:  # noqa: BLE001  the other process wants to know
         return {"failed": f"{type(cause).__name__}: {cause}"[:2000]}
     return {}

@@ -220,6 +220,7 @@ def test_the_process_answers_and_ends(tmp_path: Path) -> None:
     assert process.stdout is not None
     process.stdin.write(f"{tmp_path / 'nothing'}\n".encode())
     process.stdin.flush()
+    assert process.stdout.readline() == b"{}\n"
     assert b"FileNotFoundError" in process.stdout.readline()
     process.stdin.close()
     assert process.wait(SECONDS) == 0

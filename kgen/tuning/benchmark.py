@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
+from collections.abc import Iterator
 from dataclasses import dataclass, field
+from typing import Any
 
 import torch
+
+from kgen.config import Config, override
 
 __all__ = ["Array", "Check", "BenchmarkJob", "Setting"]
 
@@ -64,6 +69,21 @@ class Setting:
     threads: int
     allow_tf32: bool
     options: tuple[tuple[str, str | None], ...]  # of kgen's configuration: folders, compiler, instruction set
+
+    @classmethod
+    def here(cls, config: Config) -> Setting:
+        """That of this process."""
+        options = (("cache_dir", config.cache_dir), ("compiler", config.compiler), ("isa", config.isa))
+        return cls(torch.get_num_threads(), torch.backends.cuda.matmul.allow_tf32, options)
+
+    @contextlib.contextmanager
+    def applied(self) -> Iterator[None]:
+        """In the process that runs what was asked, which it has for itself."""
+        torch.set_num_threads(self.threads)
+        torch.backends.cuda.matmul.allow_tf32 = self.allow_tf32
+        options: dict[str, Any] = {name: value for name, value in self.options if value is not None}
+        with override(**options):
+            yield
 
 
 @dataclass(frozen=True, slots=True)

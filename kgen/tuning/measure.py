@@ -3,17 +3,12 @@
 from __future__ import annotations
 
 import atexit
-import contextlib
-import json
 import os
 import pickle
-import queue
 import statistics
-import subprocess
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
-from typing import IO, Any
 
 from kgen import cache
 from kgen.build import child
@@ -88,7 +83,7 @@ def _attempt(benchmark: BenchmarkJob, outcome: Outcome, step: Callable[[str], No
                     times = {int(number): samples for number, samples in message["times"].items()}
                     outcome.seconds = {n: statistics.median(samples) for n, samples in times.items() if samples}
                     return None
-        except (_Ended, _Late) as end:
+        except (child.Ended, child.Late) as end:
             worker.kill()
             _running.clear()
             counters.add("tuning.lost")
@@ -101,7 +96,7 @@ def _blame(end: Exception, at: int, benchmark: BenchmarkJob, outcome: Outcome) -
     if at in outcome.failures:
         return at  # it said so before its process broke
     number = benchmark.reference if at < 0 else at
-    late = isinstance(end, _Late)
+    late = isinstance(end, child.Late)
     text = f"no answer after {end} s" if late else str(end)
     outcome.failures[number] = Failure("hung" if late else "crashed", text)
     return number
@@ -110,68 +105,16 @@ def _blame(end: Exception, at: int, benchmark: BenchmarkJob, outcome: Outcome) -
 # ---- the process ------------------------------------------------------------------------------------------------------
 
 
-class _Ended(Exception):
-    """The process is gone."""
-
-
-class _Late(Exception):
-    """It did not answer in time."""
-
-
-class _Worker:
-    def __init__(self) -> None:
-        self.owner = os.getpid()
-        self.process = child.start("kgen.tuning.worker", without=("TRITON_INTERPRET",))
-        assert self.process.stdin is not None
-        assert self.process.stdout is not None
-        self.questions: IO[bytes] = self.process.stdin
-        self.messages: queue.Queue[dict[str, Any] | None] = queue.Queue()
-        threading.Thread(target=self._listen, args=(self.process.stdout,), daemon=True, name="kgen-tuning").start()
-        self.reply(START_LIMIT)
-
-    def _listen(self, replies: IO[bytes]) -> None:
-        for line in replies:
-            with contextlib.suppress(ValueError):  # half a line of a process that died
-                self.messages.put(json.loads(line))
-        self.messages.put(None)
-
-    def ask(self, path: str) -> None:
-        try:
-            self.questions.write(f"{path}\n".encode())
-            self.questions.flush()
-        except OSError as cause:
-            raise _Ended(self._how()) from cause
-
-    def reply(self, limit: float) -> dict[str, Any]:
-        try:
-            message = self.messages.get(timeout=limit)
-        except queue.Empty:
-            raise _Late(f"{limit:.0f}") from None
-        if message is None:
-            raise _Ended(self._how())
-        return message
-
-    def _how(self) -> str:
-        with contextlib.suppress(subprocess.TimeoutExpired):
-            status = self.process.wait(timeout=5)
-            return f"its process ended with {'signal' if status < 0 else 'status'} {abs(status)}"
-        return "its process closed its output"
-
-    def kill(self) -> None:
-        self.process.kill()
-        self.process.wait()
-
-
-_running: list[_Worker] = []
+_running: list[child.Worker] = []
 _one_at_a_time = threading.RLock()
 
 
-def _worker() -> _Worker:
+def _worker() -> child.Worker:
     """The process, started when there is none, or when it is that of another process that forked this one."""
     if _running and (_running[0].process.poll() is not None or _running[0].owner != os.getpid()):
         _running.clear()
     if not _running:
-        _running.append(_Worker())
+        _running.append(child.Worker("kgen.tuning.worker", START_LIMIT))
     return _running[0]
 
 

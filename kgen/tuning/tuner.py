@@ -254,7 +254,7 @@ class Tuner:
             reference,
             seconds,
             COLD[kind],
-            self._setting(),
+            Setting.here(self.config),
             names,
             self.stable,
             roundings(benchmark.part, matmuls=True),
@@ -264,10 +264,6 @@ class Tuner:
         outcome.seconds = found.seconds
         outcome.failures |= found.failures
         counters.add("tuning.measured", len(found.seconds))
-
-    def _setting(self) -> Setting:
-        options = (("cache_dir", self.config.cache_dir), ("compiler", self.config.compiler), ("isa", self.config.isa))
-        return Setting(torch.get_num_threads(), torch.backends.cuda.matmul.allow_tf32, options)
 
     def _conclude(self, benchmark: _Open, line: Say) -> None:
         """Notes the winner, and what became of the others."""

@@ -12,7 +12,6 @@ Run by kgen/tuning/measure.py. Over stdin come paths of pickled benchmark jobs, 
 
 from __future__ import annotations
 
-import contextlib
 import gc
 import json
 import math
@@ -21,14 +20,13 @@ import pickle
 import statistics
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from kgen import config
 from kgen.host.compiled import HostGraph
 from kgen.host.graph_of_calls import graph_of_calls
 from kgen.tuning.benchmark import Array, BenchmarkJob
@@ -69,20 +67,11 @@ def serve() -> None:
     say(started=True)
     for line in sys.stdin:
         benchmark: BenchmarkJob = pickle.loads(Path(line.rstrip("\n")).read_bytes())
-        with _set(benchmark):
+        with benchmark.setting.applied(), torch.no_grad():
             say(times=_Run(benchmark, say).result())
         gc.collect()
         if torch.cuda.is_initialized():
             torch.cuda.empty_cache()
-
-
-@contextlib.contextmanager
-def _set(benchmark: BenchmarkJob) -> Iterator[None]:
-    torch.set_num_threads(benchmark.setting.threads)
-    torch.backends.cuda.matmul.allow_tf32 = benchmark.setting.allow_tf32
-    options: dict[str, Any] = {name: value for name, value in benchmark.setting.options if value is not None}
-    with config.override(**options), torch.no_grad():
-        yield
 
 
 class _Run:
