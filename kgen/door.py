@@ -11,6 +11,7 @@ import torch
 
 from kgen import config as configuration
 from kgen.backend import kgen_backend
+from kgen.imperative.problems import FOUND
 
 __all__ = ["compile", "control_flow"]
 
@@ -70,8 +71,6 @@ def _converted(function: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _called(compiled: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    from kgen.imperative.problems import FOUND  # noqa: PLC0415  as above
-
     token = FOUND.set([])
     try:
         return compiled(*args, **kwargs)

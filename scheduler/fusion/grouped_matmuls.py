@@ -156,7 +156,7 @@ def _operands(kernel: Kernel) -> list[Hashable]:
 
 
 def _sums(kernel: Kernel) -> bool:
-    """Whether a kernel's first contraction is a sum of products of two operands, and no program."""
+    """Whether a kernel's first contraction multiplies two operands, and is no program."""
     return next(s for s in kernel.statements if s.kind == "contraction").op == "sum"
 
 
