@@ -20,10 +20,39 @@ _WIDENED = re.compile(r"^[ \t]*cvt\.u64\.u32[ \t]+(%\w+), (%\w+);", re.MULTILINE
 _OFFSET = re.compile(r"\b(add\.s|or\.b)64[ \t]+(%\w+), (%\w+), (-?\d+);")
 _HALF = (1 << 32) - 1
 
+# Two halves of a register, and integer operators that may have made it.
+_UNPACKED = re.compile(r"\bmov\.b32[ \t]+\{(%\w+), (%\w+)\}, (%\w+);")
+_MADE = re.compile(r"^[ \t]*(?:@!?%\w+[ \t]+)?([a-z]\w*)\.[\w.]*[ \t]+(%\w+),", re.MULTILINE)
+_INTEGER = frozenset(("and", "or", "xor", "not", "lop3", "shl", "shr", "add", "sub", "mul", "mad", "bfe", "bfi", "prmt", "selp"))
+
 
 def repaired(ptx: str) -> str:
     """The module without what ptxas is known to assemble wrongly. Raises ValueError for what cannot be replaced."""
-    return with_short_descriptors(with_scalar_adds(ptx))
+    return with_shifted_halves(with_short_descriptors(with_scalar_adds(ptx)))
+
+
+def with_shifted_halves(ptx: str) -> str:
+    """The module with the upper half of a register of two 16-bit integers taken by a shift.
+
+    For sm_90, ptxas 12.8 reads another uniform register for it where the two are the same for all threads: LLVM packs pairs of
+    16-bit indices, and the warps of one group stored their half of each tile somewhere else, or nowhere. Registers that are
+    loaded, or hold two floats, are not uniform and stay as they are."""
+    if "{" not in ptx:
+        return ptx
+    makers: dict[str, set[str]] = {}
+    for operator, register in _MADE.findall(ptx):
+        makers.setdefault(register, set()).add(operator)
+
+    def shifted(found: re.Match[str]) -> str:
+        lower, upper, both = found.groups()
+        if not makers.get(both, {""}) <= _INTEGER:
+            return found[0]
+        return (
+            f"{{ .reg .b32 kg_upper; shr.u32 kg_upper, {both}, 16; cvt.u16.u32 {lower}, {both};"
+            f" cvt.u16.u32 {upper}, kg_upper; }}"
+        )
+
+    return _UNPACKED.sub(shifted, ptx)
 
 
 def with_short_descriptors(ptx: str) -> str:

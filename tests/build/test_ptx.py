@@ -13,7 +13,7 @@ import torch.nn.functional as F
 import kgen.only
 from bench.attention_smoke import CASES
 from kgen.build import triton
-from kgen.build.ptx import with_scalar_adds, with_short_descriptors
+from kgen.build.ptx import repaired, with_scalar_adds, with_shifted_halves, with_short_descriptors
 from kgen.only import Only
 from kgen.scheduler import Options
 from kgen.templates import registry
@@ -153,6 +153,26 @@ def test_other_additions_of_64_bits_stay(change):
     made = with_short_descriptors(text)
     assert made.count("kg_lower, %r") < 2
     assert ("%rd1, 4611686293305294848" in made) or ("add.s64 \t%rd4" in made)
+
+
+PAIR = """\tand.b32 \t%r186, %r185, 2097168;
+\tmov.b32 \t{%rs26, %rs27}, %r186;
+"""
+
+
+def test_the_upper_half_of_two_indices_is_shifted():
+    made = with_shifted_halves(PAIR)
+    assert "mov.b32 \t{" not in made
+    assert "shr.u32 kg_upper, %r186, 16; cvt.u16.u32 %rs26, %r186; cvt.u16.u32 %rs27, kg_upper;" in made
+    assert repaired(made) == made
+
+
+@pytest.mark.parametrize("maker", ["ld.global.b32 \t%r186, [%rd1]", "cvt.rn.bf16x2.f32 \t%r186, %f1, %f2", "mov.u32 \t%r186, %r185"])
+def test_halves_of_what_is_loaded_and_of_floats_stay(maker):
+    alone = PAIR.replace("and.b32 \t%r186, %r185, 2097168", maker)
+    assert with_shifted_halves(alone) == alone
+    both = PAIR + f"\t{maker};\n"  # on another way to the same register
+    assert with_shifted_halves(both) == both
 
 
 def test_operands_of_mmas_lie_where_descriptors_say():
