@@ -46,7 +46,7 @@ from fuzz_graphs import (
 from op_table import TOLERANCE
 
 from kgen.backend import kgen_backend
-from kgen.errors import KernelSpills
+from kgen.errors import KernelSpills, KernelTooLarge
 from kgen.ir.plan import Kernel
 from kgen.only import only
 from kgen.report.record import EagerRecord, Recorder, recording
@@ -459,8 +459,8 @@ def check(program: Program, how: How) -> Outcome:
         try:
             _compare(f, [_moved(a, how.device) for a in args], program, how)
         except BackendCompilerFailed as cause:
-            spills = isinstance(cause.inner_exception, KernelSpills)  # a configuration that nobody runs
-            return Outcome("" if spills else f"{type(cause).__name__}: {str(cause).strip()[:1500]}")
+            unusable = isinstance(cause.inner_exception, KernelSpills | KernelTooLarge)  # a configuration that nobody runs
+            return Outcome("" if unusable else f"{type(cause).__name__}: {str(cause).strip()[:1500]}")
         except Exception as cause:  # whatever it is, it is this program's failure
             return Outcome(f"{type(cause).__name__}: {str(cause).strip()[:1500]}")
     return Outcome("", _taken(recorder, how.template))

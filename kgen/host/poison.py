@@ -25,6 +25,13 @@ def poisoned(made: Assembled) -> Assembled:
     return replace(made, program=replace(made.program, code=tuple(code)), callables=[*made.callables, _fill])
 
 
+def without_poison(program: hp.Program) -> hp.Program:
+    """What `poisoned` made its program of: it appends one callable, so that its calls have the highest index."""
+    last = max((item.index for item in program.code if isinstance(item, hp.PythonCall)), default=None)
+    code = (item for item in program.code if not (isinstance(item, hp.PythonCall) and item.index == last))
+    return replace(program, code=tuple(code))
+
+
 def _fill(array: torch.Tensor) -> tuple[()]:
     storage = array.untyped_storage()
     torch.empty(0, dtype=torch.uint8, device=array.device).set_(storage).fill_(POISON)

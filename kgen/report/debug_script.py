@@ -11,6 +11,7 @@ import torch
 from kgen.build import toolchain
 from kgen.host import program as hp
 from kgen.host.native import with_frees
+from kgen.host.poison import without_poison
 from kgen.ir import index as ix
 from kgen.ir import nodes as ir
 from kgen.ir import values as vs
@@ -70,7 +71,8 @@ class _Writer:
         self.plan, self.graph = record.plan, record.plan.graph
         self.calls = record.units.calls
         self.objects = tuple(dict.fromkeys(text for unit in record.units.sources for text in unit.objects))
-        self.program = record.blueprint.program
+        program = record.blueprint.program
+        self.program = without_poison(program) if record.config.poison else program
         self.taken: set[str] = set(_RESERVED)
         self.symbols = self._symbols()
         self.registers = {reg: self.fresh(name) for reg, name in self._register_names().items()}

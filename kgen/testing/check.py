@@ -118,7 +118,7 @@ class _Checker:
 
         results = [self._run(case, first)]
         if results[0].outcome is not Outcome.REFUSED:
-            results += [self._run(case, _always(config)) for config in self._others(offered)]
+            results += [self._run(case, _where_offered(config)) for config in self._others(offered)]
         self.last = results[-1].outcome
         return results
 
@@ -160,8 +160,9 @@ class _Checker:
         return torch.compile(_own(case.function), backend=backend, dynamic=case.dynamic)
 
 
-def _always(config: Config) -> Pick:
-    return lambda _: config
+def _where_offered(config: Config) -> Pick:
+    """A problem may be compiled to several of the template's kernels, and each of them has configurations of its own."""
+    return lambda configs: config if config in configs else configs[0]
 
 
 def _volume(config: Config) -> int:
@@ -205,9 +206,9 @@ class _Run:
         return self._result(Outcome.FAILED, reason=reason, cause=cause)
 
     def stopped(self, cause: Exception) -> Result:
-        """By an error; kernels that spill are not run by anybody."""
+        """By an error; kernels that spill, or have too little shared memory, are not run by anybody."""
         inner = cause.inner_exception if isinstance(cause, BackendCompilerFailed) else cause
-        if isinstance(inner, errors.KernelSpills):
+        if isinstance(inner, errors.KernelSpills | errors.KernelTooLarge):
             return self._result(Outcome.SPILLED, reason=str(inner))
         return self.failed(f"{type(cause).__name__}: {cause}", cause)
 

@@ -214,6 +214,10 @@ def test_it_is_registered() -> None:
     assert NAME in {t.name for t in registry.every("cuda")}
 
 
+def as_tuple(got: Tensor | tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+    return got if isinstance(got, tuple) else (got,)
+
+
 @pytest.mark.gpu
 @pytest.mark.parametrize("name", CASES)
 @pytest.mark.parametrize("which", [0, -1])
@@ -233,10 +237,10 @@ def test_agrees_with_eager_on_a_gpu(name: str, which: int) -> None:
         run = torch.compile(fn, backend="kgen", fullgraph=True, options={"cache": False, "poison": True})
         got = run(*args)
     assert seen
-    results = got if isinstance(got, tuple) else (got,)
-    wanted = fn(*wide)
-    for one, want in zip(results, wanted if isinstance(wanted, tuple) else (wanted,), strict=True):
-        assert error(one, want) < 1e-2
+    results = as_tuple(got)
+    for one, want, eager in zip(results, as_tuple(fn(*wide)), as_tuple(fn(*args)), strict=True):
+        # a user's cast rounds, here as in eager
+        assert error(one, want) < max(1e-2, 1.1 * error(eager, want))
     for _ in range(50):
         again = run(*args)
         assert all(torch.equal(a, b) for a, b in zip(results, again if isinstance(again, tuple) else (again,), strict=True))
