@@ -48,6 +48,8 @@ FEW, HEAVY, SHORT = 32, 12, 20e-6
 # And of problems of any length, where such an epilogue reads as much as the library's result: their residuals do not average
 # out (gradients of GELU .97 to 1.24, of SwiGLU 1.27).
 DOUBT_OF_READING = 1.13
+# And of windows that overlap, whose residuals have the same cause for problems of one kind (H100, 2026-11-26, bench.regret).
+DOUBT_OF_WINDOWS = 1.08
 # Seconds that a library's convolution takes beyond the matmul that it is, and what is left of its rate where the
 # channels of a tap are no whole load of so many bytes, which its matrix units want (H100, 2026-11-24, bench.regret).
 CONVOLUTION, NARROW_SHARE, LOAD = 3e-6, 0.03, 16
@@ -126,6 +128,8 @@ def vendor_seconds(problem: Problem) -> float:
     if problem.device.kind != "cuda":
         return total
     least = DOUBT_OF_READING if _is_heavy(problem) and _reads_much(problem) else 1.0
+    if _windowed(problem) and not _reads_patches(problem) and not _is_narrow(problem):
+        least = max(least, DOUBT_OF_WINDOWS)
     return total / max(least, 1 + (doubt(problem) - 1) * min(1.0, SHORT / total))
 
 
@@ -158,7 +162,7 @@ def apart_seconds(problem: Problem) -> float:
     stream = device.bandwidth * STREAM_RATE
     program = problem.template.implements.program
     if program is None:
-        moved = sum(problem.bytes_of_operand(name) for name in problem.inputs) + result
+        moved = sum(_bytes_of(problem, name) for name in problem.inputs) + result
         total = count * (_call(problem, moved / stream) + LAUNCH[device.kind])
     else:
         total = program_seconds(problem, program)
@@ -173,6 +177,12 @@ def apart_seconds(problem: Problem) -> float:
             apart = (problem.bytes_read(name) + problem.bytes_of_operand(name)) / stream + LAUNCH[device.kind]
             total += apart / max(1, read.unscaled)
     return total + sums_seconds(problem)
+
+
+def _bytes_of(problem: Problem, name: str) -> int:
+    """Bytes of an operand in memory: of a window those of the tensor, whose elements caches give out again."""
+    read = problem.bytes_of_operand(name)
+    return min(read, problem.bytes_read(name)) if _windowed(problem) else read
 
 
 def _fused_seconds(problem: Problem, stream: float) -> float:
@@ -253,9 +263,12 @@ def _windowed(problem: Problem) -> bool:
 
 
 def _reads_patches(problem: Problem) -> bool:
-    """Whether a library's convolution reads windows of which a template's estimate is known."""
-    windows = [one for member in problem.members for one in member.values() if problem.reads_window(one)]
-    return bool(windows) and _windowed(problem) and not problem.uncalibrated
+    """Whether a library's convolution reads windows that do not overlap: elements of a buffer, none of them twice."""
+    windows = [name for name, one in problem.inputs.items() if problem.reads_window(one)]
+    return (
+        bool(windows) and _windowed(problem)
+        and all(problem.bytes_of_operand(name) <= problem.bytes_read(name) for name in windows)
+    )  # fmt: skip
 
 
 def _is_narrow(problem: Problem) -> bool:

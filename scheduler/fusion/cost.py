@@ -30,8 +30,8 @@ LONG_WALK = 1024
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """Where a kind of device draws its lines. A row of more than `long_row` points is worth sharing among threads when there
-    are fewer than `min_rows`; what a later section needs is computed again below a cost of `recompute`, else kept in a row
+    """Where a kind of device draws its lines. Rows of more than `long_row` points, counting all that are walked together, are
+    worth sharing among threads when there are fewer than `min_rows`; what a later section needs is computed again below a cost of `recompute`, else kept in a row
     of at most `max_row` points. A longer row is not walked twice in runs of fewer than `min_run` neighbours, nor one from
     `LONG_WALK` points on where fewer than `min_programs` walk whole cache lines of neighbouring rows. Where rows are neighbours
     in memory, `lanes` of them are walked together, and count as one."""
@@ -64,7 +64,8 @@ def unprofitable(graph: ir.Graph, sizes: Sizes, a: Members, b: Members, space: S
     joined = sorted(a.items + b.items, key=lambda i: i.position) if inner else []
     if inner and _revisits(joined):
         length = sizes.points(inner)
-        if length > limits.long_row and _parallel_rows(graph, sizes, joined, space, limits.lanes) < limits.min_rows:
+        together = _rows_walked_together(graph, sizes, joined, space, limits.lanes)
+        if length * together > limits.long_row and sizes.points(outer) // together < limits.min_rows:
             return Reason.PARALLELISM
         run = _short_run(graph, sizes, joined, space, limits.min_run)
         few = length >= LONG_WALK and _line_programs(sizes, space, run) < limits.min_programs
@@ -78,8 +79,8 @@ def unprofitable(graph: ir.Graph, sizes: Sizes, a: Members, b: Members, space: S
     return None
 
 
-def _parallel_rows(graph: ir.Graph, sizes: Sizes, items: list[Item], space: Space, lanes: int) -> int:
-    """The rows that are walked apart from each other, unlike channels that are neighbours in memory."""
+def _rows_walked_together(graph: ir.Graph, sizes: Sizes, items: list[Item], space: Space, lanes: int) -> int:
+    """Of rows that are neighbours in memory, such as channels, those that one program walks side by side."""
     together = 1
     for read in (read for item in items for read in item.reads):
         buffer = graph.buffers[read.buffer]
@@ -90,7 +91,7 @@ def _parallel_rows(graph: ir.Graph, sizes: Sizes, items: list[Item], space: Spac
         beside = [sizes.of(v.extent) for v in space.outer if _stride(offset, v, sizes) == 1]
         if across and beside and not any(_stride(offset, v, sizes) == 1 for v in space.inner):
             together = max(together, min(beside[0], lanes))
-    return sizes.points(space.outer) // together
+    return together
 
 
 def _column_bytes(graph: ir.Graph, sizes: Sizes, items: list[Item], space: Space) -> int:

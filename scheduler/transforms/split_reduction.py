@@ -6,6 +6,7 @@ formula of Chan, Golub and LeVeque (1979): ``m2 = sum(m2_k) + sum(n_k (mean_k - 
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterable, Iterator
 from dataclasses import replace
 
@@ -24,7 +25,7 @@ from kgen.scheduler.analysis.memory import reads
 from kgen.scheduler.protocol import Forming, Transform
 from kgen.scheduler.selection.memo import for_equal
 from kgen.scheduler.tiling.loops import distinct_touches, linearized, ordered, unflattened
-from kgen.scheduler.tiling.tiles import choose_tiles
+from kgen.scheduler.tiling.tiles import COLUMNS, choose_tiles, power_of_two
 from kgen.scheduler.transforms.split_online_softmax import split_online_softmax
 from kgen.scheduler.transforms.stacked_reductions import split_stacked
 
@@ -32,6 +33,8 @@ from kgen.scheduler.transforms.stacked_reductions import split_stacked
 MIN_CHUNK = 4096
 # Warps that an SM runs at once: with so many, some load at any time.
 WARPS = 64
+# Shares of a row: what joins them walks all.
+MOST_SHARES = 512
 
 
 class SplitReduction(Transform):
@@ -65,13 +68,28 @@ def split_reduction(kernel: Kernel, graph: ir.Graph, sizes: Sizes, gpu: Gpu) -> 
     tiling = for_equal(("tiles", gpu), kernel, graph, lambda: choose_tiles(kernel, graph, sizes, gpu))
     programs = _programs(tiling, sizes)
     work = sizes.points(kernel.outer) * sizes.points(kernel.inner) // programs
-    wanted = min(gpu.compute_units * WARPS // tiling.blocks.warps // programs, work // MIN_CHUNK)
+    wanted = min(gpu.compute_units * WARPS // tiling.blocks.warps // programs, work // MIN_CHUNK, MOST_SHARES)
     if wanted < 2:
         return (kernel,)
-    loop = next((v for v in _by_stride(kernel, graph, sizes) if sizes.of(v.extent) >= wanted), None)
-    loop = loop or max(kernel.inner, key=lambda v: sizes.of(v.extent))
-    shares = _shares(kernel, loop, min(wanted, sizes.of(loop.extent)))
-    return (kernel,) if shares is None else _Split(kernel, graph, loop, shares).run()
+    whole, loop = _loops_to_cut(_by_stride(kernel, graph, sizes), wanted, sizes)
+    shares = _shares(kernel, loop, min(wanted // sizes.points(whole), sizes.of(loop.extent)))
+    return (kernel,) if shares is None else _Split(kernel, graph, whole, loop, shares).run()
+
+
+def _loops_to_cut(loops: tuple[Var, ...], wanted: int, sizes: Sizes) -> tuple[tuple[Var, ...], Var]:
+    """The loops each point of which is a share, or several, and the one that is cut: the first one that is long enough, or the
+    first one of all, and the next one in each of its points. Loops of no known extent are not counted."""
+    loop = next((v for v in loops if sizes.of(v.extent) >= wanted), None)
+    if loop is not None:
+        return (), loop
+    whole: list[Var] = []
+    for v, after in itertools.pairwise(loops):
+        count = sizes.points((*whole, v))
+        if v.extent.as_int() is None or after.extent.as_int() is None or 2 * count > wanted:
+            break
+        whole.append(v)
+    rest = loops[len(whole) :]
+    return tuple(whole), rest[0] if whole else max(rest, key=lambda v: sizes.of(v.extent))
 
 
 def _by_stride(kernel: Kernel, graph: ir.Graph, sizes: Sizes) -> tuple[Var, ...]:
@@ -82,7 +100,10 @@ def _by_stride(kernel: Kernel, graph: ir.Graph, sizes: Sizes) -> tuple[Var, ...]
 
 
 def _programs(tiling: Tiling, sizes: Sizes) -> int:
-    return max(1, -(-sizes.points(tiling.x) // tiling.blocks.x))
+    """Of a share: where there are many of them, tiles of columns are as wide as can be."""
+    columns = not tiling.persistent and tiling.blocks.x > 1
+    width = min(COLUMNS, power_of_two(sizes.of(tiling.x[-1].extent))) if columns else tiling.blocks.x
+    return max(1, -(-sizes.points(tiling.x) // width))
 
 
 def _may_split(kernel: Kernel) -> bool:
@@ -108,18 +129,23 @@ def _shares(kernel: Kernel, loop: Var, wanted: int) -> int | None:
 
 
 class _Split:
-    """Cuts `loop`, one of the inner loops, into shares."""
+    """Cuts `loop`, one of the inner loops, into so many shares at each point of the loops `whole`."""
 
-    def __init__(self, kernel: Kernel, graph: ir.Graph, loop: Var, shares: int) -> None:
-        self.kernel, self.graph, self.shares = kernel, graph, shares
+    def __init__(self, kernel: Kernel, graph: ir.Graph, whole: tuple[Var, ...], loop: Var, shares: int) -> None:
+        self.kernel, self.graph = kernel, graph
         self.length = ix.product(v.extent for v in kernel.inner)
         self.chunk = ix.ceildiv(loop.extent, shares)
-        self.share, self.step = ix.var("share", shares), ix.var("step", self.chunk)
-        place = self.share.expr() * self.chunk + self.step.expr()
+        self.shares = shares * (ix.product(v.extent for v in whole).as_int() or 1)
+        self.share, self.step = ix.var("share", self.shares), ix.var("step", self.chunk)
+        rest, place = ix.floordiv(self.share.expr(), shares), ix.mod(self.share.expr(), shares) if whole else self.share.expr()
+        at = place * self.chunk + self.step.expr()
         exact = self.chunk * shares is loop.extent
-        self.inside: Value | None = None if exact else vs.compare("lt", place, loop.extent)
-        self.place: dict[Atom, Expr] = {loop: place}
-        self.inner = tuple(self.step if v is loop else v for v in kernel.inner)
+        self.inside: Value | None = None if exact else vs.compare("lt", at, loop.extent)
+        self.place: dict[Atom, Expr] = {loop: at}
+        for v in reversed(whole):
+            self.place[v] = ix.mod(rest, v.extent)
+            rest = ix.floordiv(rest, v.extent)
+        self.inner = tuple(self.step if v is loop else v for v in kernel.inner if v not in whole)
         self.row = tuple(v.expr() for v in kernel.outer)
 
     def run(self) -> tuple[Kernel, Kernel]:

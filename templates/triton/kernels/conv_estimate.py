@@ -1,5 +1,6 @@
-"""What convolutions take on a GPU. But for depthwise ones along one axis, these estimates only order configurations: dense ones
-of 64 to 256 channels take .83 to 1.6 of them (H100, 2026-11-25, bench.gpu_convs), too little to choose by.
+"""What convolutions take on a GPU. But for depthwise ones along one axis, and those by warps with parts of their own, these
+estimates only order configurations: dense ones of 64 to 256 channels take .83 to 1.6 of them (H100, 2026-11-25,
+bench.gpu_convs), too little to choose by.
 """
 
 from __future__ import annotations
@@ -32,6 +33,18 @@ STEP, DRAINED = 0.02e-6, 0.6e-6
 # Ordinary instructions that an SM starts in a cycle, cycles a second, and instructions of a load with its address and bounds;
 # warps that keep an SM busy; and bytes that lie side by side where loads make good use of what the memory gives.
 LANES, CLOCK, LOAD, BUSY_WARPS, RUN = 128, 1.7e9, 10, 16, 64
+
+
+# Of warps with parts of their own, whose estimates are as measured (H100, 2026-11-26, bench.gpu_convs and bench.regret: 105
+# times of 18 layers, standard deviation of the logarithm .08): the share of the peak rate by a tile's channels, what is left of
+# it where warp groups multiply in turn; bytes a second that TMA brings to an SM; how much longer a step takes of the fewest
+# stages; seconds of each element of an epilogue, and what is left of them beside another tile; seconds before and after; and
+# the share of the bandwidth, and of the shorter of computing and moving what does not happen during the other.
+SHARES = {64: 0.607, 128: 0.949, 256: 0.898}
+IN_TURN, LOAD_RATE, SHALLOW, FEWEST_STAGES, EPILOGUE, BESIDE = 0.911, 116e9, 1.07, 3, 1.45e-10, 0.675
+BEGINNING, MOVE_RATE, APART = 1.8e-6, 0.863, 0.44
+# What was measured: taps, half of the channels of a tile that is full, and the fewest positions.
+MEASURED_TAPS, HALF_TILE, FEWEST_ROWS = 9, 64, 1024
 
 
 # What depthwise convolutions along one axis take of the estimate; the library's take 7 times as long as the template's (H100,
@@ -74,15 +87,30 @@ def implicit_gemm(problem: Problem, config: Config, needs: Resources) -> float:
 def warp_specialized(problem: Problem, config: Config, tiles_of_positions: int) -> float:
     """The time of tiles whose operands TMA brings while others are multiplied: of two warp groups that share each tile, or have
     one each, of which one multiplies while the other one's epilogue runs."""
-    device, area = problem.device, config.BLOCK_M * config.BLOCK_N
+    device, area, size = problem.device, config.BLOCK_M * config.BLOCK_N, problem.main_dtype.itemsize
     tiles = problem.size("g") * tiles_of_positions * math.ceil(problem.size("n") / config.BLOCK_N)
     steps = problem.size("t") * math.ceil(problem.size("c") / config.BLOCK_C)
-    share = next(rate for least, rate in SMALL_RATES if area >= least)
+    share = SHARES[config.BLOCK_N] * (1.0 if config.COOPERATIVE else IN_TURN)
     arithmetic = 2 * area * config.BLOCK_C / (problem.rate / device.compute_units) / share
-    loaded = (config.BLOCK_M + config.BLOCK_N) * config.BLOCK_C * problem.main_dtype.itemsize / L2_RATE
-    epilogue = START if config.COOPERATIVE else START / 2
-    busy = math.ceil(tiles / device.compute_units) * (steps * max(arithmetic, loaded) + epilogue)
-    return LAUNCH + max(busy, streaming(problem)) + START
+    loaded = (config.BLOCK_M + config.BLOCK_N) * config.BLOCK_C * size / LOAD_RATE
+    step = max(arithmetic, loaded) * (SHALLOW if config.STAGES == FEWEST_STAGES else 1.0)
+    epilogue = EPILOGUE * area * (1.0 if config.COOPERATIVE else BESIDE)
+    busy = math.ceil(tiles / device.compute_units) * (steps * step + epilogue)
+    moved = _moved(problem) / device.bandwidth / MOVE_RATE
+    return BEGINNING + max(busy, moved) + APART * min(busy, moved)
+
+
+def warp_specialized_unmeasured(problem: Problem) -> str | None:
+    """Why nothing is known of a convolution by warps with parts of their own. With a last tile of half its channels (320) it
+    took up to 1.6 of the estimate, and was slower than the library."""
+    taps, channels, filters = problem.size("t"), problem.size("c"), problem.size("n")
+    whole = filters == HALF_TILE or filters % (2 * HALF_TILE) == 0
+    if (taps, problem.size("g")) != (MEASURED_TAPS, 1) or channels % HALF_TILE or not whole or problem.size("m") < FEWEST_ROWS:
+        return (
+            f"no GPU has measured it but on filters of {MEASURED_TAPS} taps, on multiples of {HALF_TILE} channels in and of "
+            f"{2 * HALF_TILE} out, and on at least {FEWEST_ROWS} positions"
+        )
+    return calibration.of_half_on_hopper(problem)
 
 
 def weight_gradient(problem: Problem, config: Config) -> float:
@@ -133,5 +161,8 @@ def _width(problem: Problem, name: str, blocks: Mapping[str, int]) -> int:
 
 def streaming(problem: Problem) -> float:
     """Seconds of what has to come from memory and go there."""
-    moved = sum(problem.bytes_read(name) for name in problem.inputs) + problem.epilogue_bytes
-    return moved / problem.device.bandwidth / STREAM_RATE
+    return _moved(problem) / problem.device.bandwidth / STREAM_RATE
+
+
+def _moved(problem: Problem) -> int:
+    return sum(problem.bytes_read(name) for name in problem.inputs) + problem.epilogue_bytes

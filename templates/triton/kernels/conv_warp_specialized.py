@@ -136,7 +136,7 @@ class WarpSpecializedConv(KernelTemplate):
         return conv_estimate.warp_specialized(problem, config, self._tiles(problem, config))
 
     def uncalibrated(self, problem: Problem) -> str | None:
-        return "no GPU has measured it yet"
+        return conv_estimate.warp_specialized_unmeasured(problem)
 
     def _tiles(self, problem: Problem, config: Config) -> int:
         """Tiles along the positions."""
