@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     from kgen.failures import Failure
     from kgen.ir import nodes as ir
     from kgen.ir.plan import Schedule
-    from kgen.ir.program import Program
+    from kgen.ir.program import MatrixSizes, Program
     from kgen.verdict import Verdict
 
     Lowered = tuple[GraphModule, ir.Graph]
@@ -338,7 +338,7 @@ def compile_again(gm: GraphModule, info: GraphInfo, config: Config, known: tuple
 def recomputed_scores(gm: GraphModule, config: Config) -> GraphModule:
     from kgen.capture.recompute_scores import recompute_scores  # noqa: PLC0415  only where something is a softmax
 
-    return recompute_scores(gm, partial(_takes_recomputed, config))
+    return recompute_scores(gm, partial(_takes_both, config))
 
 
 def split_sums(gm: GraphModule, config: Config) -> GraphModule:
@@ -349,7 +349,7 @@ def split_sums(gm: GraphModule, config: Config) -> GraphModule:
     from kgen.capture.weighted_sums import split_weighted_sums  # noqa: PLC0415  only where something is a softmax
 
     trained = any(str(node.target).startswith("tangents") for node in gm.graph.nodes if node.op == "placeholder")
-    return split_weighted_sums(gm, partial(_takes_recomputed if trained else _takes_softmax, config))
+    return split_weighted_sums(gm, partial(_takes_both if trained else _takes_softmax, config))
 
 
 # Bytes of logits from which on backward makes their gradient in runs.
@@ -381,26 +381,29 @@ def _bytes_of_matmul(node: torch.fx.Node) -> int:
     return 0 if any(not isinstance(n, int) for n in value.shape) else value.numel() * value.dtype.itemsize
 
 
-def _takes_recomputed(config: Config, device: torch.device) -> bool:
+def _takes_both(config: Config, device: torch.device, sizes: MatrixSizes | None = None) -> bool:
     """Whether templates make one kernel of a softmax between contractions, and one of contractions whose elements meet.
 
     The default mode may leave to the library what templates without measurements make: then nothing is computed again."""
     if config.recompute_scores == "on":
         return True
-    return _takes_softmax(config, device) and any(one.joins for one in _taken(config, device))
+    return _takes_softmax(config, device, sizes) and any(one.joins for one in _taken(config, device, sizes))
 
 
-def _takes_softmax(config: Config, device: torch.device) -> bool:
+def _takes_softmax(config: Config, device: torch.device, sizes: MatrixSizes | None = None) -> bool:
     """Whether templates make one kernel of a softmax between contractions."""
-    return any(one.seconds for one in _taken(config, device))
+    return any(one.seconds for one in _taken(config, device, sizes))
 
 
-def _taken(config: Config, device: torch.device) -> Sequence[Program]:
+def _taken(config: Config, device: torch.device, sizes: MatrixSizes | None) -> Sequence[Program]:
     """The programs that templates take where a mode lets them."""
     if not config.templates or not config.fusion:
         return ()
     kind = "cuda" if config.gpu_interpreter else device.type
-    return registry.programs(kind) if config.autotune else registry.calibrated_programs(kind)
+    if config.autotune:
+        return registry.programs(kind)
+    arch = torch_adapter.gpu_facts(device)["arch"] if sizes is not None and device.type == "cuda" else 0
+    return registry.calibrated_programs(kind, sizes, arch)
 
 
 def laid_out(gm: GraphModule, config: Config, frozen: frozenset[str] = frozenset()) -> GraphModule:

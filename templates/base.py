@@ -18,6 +18,7 @@ from kgen.ir import ops
 if TYPE_CHECKING:
     from kgen.ir.index import Expr
     from kgen.ir.plan import Config
+    from kgen.ir.program import MatrixSizes
     from kgen.templates.problem import Problem
 
 
@@ -133,6 +134,12 @@ class KernelTemplate:
         """Why nobody has compared that estimate with measurements on such problems; None where somebody has. The library takes
         these problems in the default mode, until the template was measured to be faster."""
         return None
+
+    def is_measured(self, sizes: MatrixSizes, arch: int) -> bool:
+        """Whether `uncalibrated` would say nothing of a program around a matrix of such sizes, on a device of compute
+        capability `arch` (90 for 9.0; 0 for a CPU). This is asked before there is a problem, where a graph is split into
+        forward and backward."""
+        return type(self).uncalibrated is KernelTemplate.uncalibrated
 
 
 # The names that an author may override.

@@ -15,6 +15,8 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+import torch
+
 from kgen.ir import index as ix
 from kgen.ir import values as vs
 from kgen.templates.problem import Input, Problem
@@ -38,9 +40,14 @@ def of_matrices_on_cpus(problem: Problem) -> str | None:
 
 def of_half_on_hopper(problem: Problem) -> str | None:
     """Why estimates that were fitted to numbers of 16 bits on GPUs of compute capability 9.0 say nothing of a problem."""
-    if problem.device.arch // 10 == HOPPER and all(one.dtype.itemsize == HALF for one in problem.inputs.values()):
+    if all(is_half_on_hopper(one.dtype, problem.device.arch) for one in problem.inputs.values()):
         return None
     return "no GPU but one of compute capability 9.0 has measured it, on numbers of 16 bits"
+
+
+def is_half_on_hopper(dtype: object, arch: int) -> bool:
+    """The same of a type of numbers and a compute capability (90 for 9.0)."""
+    return arch // 10 == HOPPER and isinstance(dtype, torch.dtype) and dtype.itemsize == HALF
 
 
 def _unknown_window(problem: Problem, known: Callable[[Input], bool]) -> str | None:

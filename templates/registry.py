@@ -10,7 +10,7 @@ from functools import cache
 from typing import TYPE_CHECKING, TypeVar
 
 from kgen import errors
-from kgen.ir.program import Axes, Program
+from kgen.ir.program import Axes, MatrixSizes, Program
 
 if TYPE_CHECKING:
     from kgen.templates.base import Request
@@ -197,9 +197,13 @@ def _short(program: Program, longest: Mapping[str, int], lengths: Mapping[str, i
     return all(length is not None and length <= most for length, most in found)
 
 
-def calibrated_programs(device: str) -> list[Program]:
-    """The programs of templates whose estimates have all been compared with measurements."""
-    return [t.implements.program for t in every(device) if t.implements.program is not None and t.is_calibrated]
+def calibrated_programs(device: str, sizes: MatrixSizes | None = None, arch: int = 0) -> list[Program]:
+    """The programs of templates whose estimates have been compared with measurements: on all problems, or on those around a
+    matrix of such sizes on a device of compute capability `arch`."""
+    return [
+        t.implements.program for t in every(device)
+        if t.implements.program is not None and (t.is_calibrated if sizes is None else t.author.is_measured(sizes, arch))
+    ]  # fmt: skip
 
 
 def find(name: str) -> Template:

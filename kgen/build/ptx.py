@@ -23,7 +23,9 @@ _HALF = (1 << 32) - 1
 # Two halves of a register, and integer operators that may have made it.
 _UNPACKED = re.compile(r"\bmov\.b32[ \t]+\{(%\w+), (%\w+)\}, (%\w+);")
 _MADE = re.compile(r"^[ \t]*(?:@!?%\w+[ \t]+)?([a-z]\w*)\.[\w.]*[ \t]+(%\w+),", re.MULTILINE)
-_INTEGER = frozenset(("and", "or", "xor", "not", "lop3", "shl", "shr", "add", "sub", "mul", "mad", "bfe", "bfi", "prmt", "selp"))
+_INTEGER = frozenset(
+    ("and", "or", "xor", "not", "lop3", "shl", "shr", "add", "sub", "mul", "mad", "bfe", "bfi", "prmt", "selp")
+)
 
 
 def repaired(ptx: str) -> str:

@@ -34,6 +34,7 @@ from torch.utils.checkpoint import CheckpointPolicy
 
 from kgen.capture import torch_adapter
 from kgen.capture.tangents import of_tangents
+from kgen.ir.program import MatrixSizes
 
 __all__ = ["recompute_scores"]
 
@@ -55,11 +56,11 @@ OTHERS = {
 FILLED = -(2.0**27)
 
 
-def recompute_scores(gm: GraphModule, is_worth_it: Callable[[torch.device], bool]) -> GraphModule:
+def recompute_scores(gm: GraphModule, is_worth_it: Callable[[torch.device, MatrixSizes], bool]) -> GraphModule:
     """The joint graph, before it is split. `is_worth_it` is asked where there is a softmax to which this applies."""
     backward = of_tangents(gm)
     found = [made for node in gm.graph.nodes if (made := _attention_of(node, backward)) is not None]
-    done = [one for one in found if is_worth_it(one.softmax.scores.meta["val"].device)]
+    done = [one for one in found if is_worth_it(one.softmax.scores.meta["val"].device, _sizes_of(one))]
     for one in done:
         _Rewrite(gm, one, backward).run()
     if done:
@@ -88,6 +89,17 @@ class Attention:
     softmax: Softmax
     after: tuple[Node, ...]
     contractions: tuple[Node, ...]
+
+
+def _sizes_of(found: Attention) -> MatrixSizes:
+    """Lengths of the scores, and of their contractions along other axes; the type is that of what weights are multiplied by."""
+    scores = found.softmax.scores
+    rows, columns = scores.meta["val"].shape[-2:]
+    made_of = [one for one in _behind_elementwise([scores], _matrix(scores)) if _grows(one)]
+    summed = {operands[0].meta["val"].shape[-1] for operands in map(_args, made_of)}
+    kept = {node.meta["val"].shape[-1] for node in found.contractions}
+    [kind] = {node.meta["val"].dtype for node in found.contractions[:1]}
+    return MatrixSizes(rows, columns, frozenset(summed | kept), kind)
 
 
 def _attention_of(node: Node, backward: set[Node]) -> Attention | None:

@@ -26,6 +26,17 @@ Ref = int | str
 
 
 @dataclass(frozen=True, slots=True)
+class MatrixSizes:
+    """Of a matrix between contractions that a program does not store: its rows and columns, the lengths of the contractions'
+    other axes but those of batches, and the type of numbers that are multiplied, as torch names it."""
+
+    rows: int
+    columns: int
+    others: frozenset[int]
+    dtype: object
+
+
+@dataclass(frozen=True, slots=True)
 class Contract:
     """``name[axes] = sum of left * right`` over the axes of these that `axes` lacks."""
 

@@ -30,11 +30,11 @@ LONG_WALK = 1024
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """Where a kind of device draws its lines. Rows of more than `long_row` points, counting all that are walked together, are
-    worth sharing among threads when there are fewer than `min_rows`; what a later section needs is computed again below a cost of `recompute`, else kept in a row
-    of at most `max_row` points. A longer row is not walked twice in runs of fewer than `min_run` neighbours, nor one from
-    `LONG_WALK` points on where fewer than `min_programs` walk whole cache lines of neighbouring rows. Where rows are neighbours
-    in memory, `lanes` of them are walked together, and count as one."""
+    """Where a kind of device draws its lines. Rows of more than `long_row` points, all that are walked together counted, are
+    worth sharing among threads when there are fewer than `min_rows`; what a later section needs is computed again below a cost
+    of `recompute`, else kept in a row of at most `max_row` points. A longer row is not walked twice in runs of fewer than
+    `min_run` neighbours, nor one from `LONG_WALK` points on where fewer than `min_programs` walk whole cache lines of
+    neighbouring rows. Where rows are neighbours in memory, `lanes` of them are walked together, and count as one."""
 
     long_row: int
     min_rows: int

@@ -346,7 +346,9 @@ def grouped(kernel: Kernel, vector: Var, touches: list[Touch], sizes: Sizes) -> 
         return None
     moved = sum(t.distinct for t in touches)
     for v in kernel.outer:
-        along = sum(t.distinct for t in touches if _is_one_loop(t.offset, v, vector) and stride_along(t.offset, vector, sizes) == 1)
+        along = sum(
+            t.distinct for t in touches if _is_one_loop(t.offset, v, vector) and stride_along(t.offset, vector, sizes) == 1
+        )
         if 2 * along > moved and sizes.points(u for u in kernel.outer if u is not v) >= MIN_TASKS:
             merged = ix.var(f"{v.name}{vector.name}", v.extent * vector.extent)
             mapping: dict[Atom, Expr] = {v: ix.floordiv(merged.expr(), width), vector: ix.mod(merged.expr(), width)}

@@ -167,7 +167,9 @@ def test_the_upper_half_of_two_indices_is_shifted():
     assert repaired(made) == made
 
 
-@pytest.mark.parametrize("maker", ["ld.global.b32 \t%r186, [%rd1]", "cvt.rn.bf16x2.f32 \t%r186, %f1, %f2", "mov.u32 \t%r186, %r185"])
+@pytest.mark.parametrize(
+    "maker", ["ld.global.b32 \t%r186, [%rd1]", "cvt.rn.bf16x2.f32 \t%r186, %f1, %f2", "mov.u32 \t%r186, %r185"]
+)
 def test_halves_of_what_is_loaded_and_of_floats_stay(maker):
     alone = PAIR.replace("and.b32 \t%r186, %r185, 2097168", maker)
     assert with_shifted_halves(alone) == alone

@@ -4,19 +4,25 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import pytest
 import torch
 import torch.nn.functional as F
+from functorch.compile import default_partition, make_boxed_func
 from torch import Tensor
+from torch._dynamo.backends.common import aot_autograd
 from torch.fx import GraphModule
 
 import kgen
 from kgen import backend, contraction, program
 from kgen import softmax as softmax_of
 from kgen.capture import torch_adapter
+from kgen.capture.decompositions import TABLE
+from kgen.capture.recompute_scores import recompute_scores
 from kgen.config import Config
+from kgen.ir.program import MatrixSizes
 from kgen.only import only
 from kgen.templates import registry
 
@@ -316,13 +322,52 @@ def test_it_needs_templates_of_both_directions(monkeypatch):
         s=contraction("m,d", "d,n -> m,n"), t=contraction("n,e", "e,l -> n,l"), o=contraction("s", "t -> m,l"),
     ).program  # fmt: skip
     for found, wanted in (([], False), ([softmax], False), ([meeting], False), ([softmax, meeting], True)):
-        monkeypatch.setattr(registry, "calibrated_programs", lambda _, found=found: found)
+        monkeypatch.setattr(registry, "calibrated_programs", lambda *_, found=found: found)
         monkeypatch.setattr(registry, "programs", lambda _, found=found: found)
         for mode in ("default", "max-autotune"):
-            assert backend._takes_recomputed(Config(mode=mode), device) == wanted
-    assert not backend._takes_recomputed(Config(fusion=False), device)
-    assert backend._takes_recomputed(Config(recompute_scores="on"), device)
-    assert not backend._takes_recomputed(Config(templates=False), device)
+            assert backend._takes_both(Config(mode=mode), device) == wanted
+    assert not backend._takes_both(Config(fusion=False), device)
+    assert backend._takes_both(Config(recompute_scores="on"), device)
+    assert not backend._takes_both(Config(templates=False), device)
+
+
+def test_it_needs_sizes_that_templates_were_measured_on():
+    """On a GPU some sizes have been measured, and others have not."""
+    known = MatrixSizes(1024, 1024, frozenset({64}), torch.bfloat16)
+    for change, arch, wanted in (
+        ({}, 90, 3), ({"others": frozenset({64, 128})}, 90, 3), ({"others": frozenset({72})}, 90, 0), ({"rows": 16}, 90, 0),
+        ({"dtype": torch.float32}, 90, 0), ({}, 80, 0),
+    ):  # fmt: skip
+        found = registry.calibrated_programs("cuda", replace(known, **change), arch)
+        assert len({one.key for one in found}) == wanted, change
+    [sizes] = seen_sizes(scores_of_heads)
+    assert sizes == MatrixSizes(96, 96, frozenset({16}), torch.bfloat16)
+
+
+def scores_of_heads(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    return torch.softmax(((q @ k.mT) * 0.25).float(), -1).to(q.dtype) @ v
+
+
+def in_eager(gm: GraphModule, _: Any) -> Any:
+    return make_boxed_func(gm.forward)
+
+
+def seen_sizes(fn: Callable[..., Tensor]) -> list[MatrixSizes]:
+    """The sizes of the matrices that might be computed again."""
+    seen: list[MatrixSizes] = []
+
+    def ask(_: torch.device, sizes: MatrixSizes) -> bool:
+        seen.append(sizes)
+        return False
+
+    args = [torch.randn(2, 3, 96, 16, dtype=torch.bfloat16, requires_grad=True) for _ in range(3)]
+    backend = aot_autograd(
+        fw_compiler=in_eager, bw_compiler=in_eager, decompositions=TABLE,
+        partition_fn=lambda gm, inputs, **how: default_partition(recompute_scores(gm, ask), inputs, **how),
+    )  # fmt: skip
+    torch._dynamo.reset()
+    torch.compile(fn, backend=backend, fullgraph=True)(*args).sum().backward()
+    return seen
 
 
 def differential(q: Tensor, k: Tensor, v: Tensor) -> Tensor:

@@ -147,9 +147,7 @@ OTHER_LAYOUTS = {"triton_conv_warp_specialized": "channels are not side by side"
 @pytest.mark.parametrize("name", GPU_NAMES)
 def test_templates_take_plain_matmuls_on_a_gpu(name):
     """A part of the problems may be none that the template takes."""
-    report = check_template(
-        name, problems=[plain(registry.find(name), torch.bfloat16)], device="cuda", configs=1, raises=False
-    )
+    report = check_template(name, problems=[plain(registry.find(name), torch.bfloat16)], device="cuda", configs=1, raises=False)
     if name in OTHER_LAYOUTS:
         assert OTHER_LAYOUTS[name] in report.refused[0].reason
     else:

@@ -13,6 +13,7 @@ import torch
 
 from kgen.ir import index as ix
 from kgen.ir import values as vs
+from kgen.ir.program import MatrixSizes
 from kgen.templates.attention_programs import ATTENTION
 from kgen.templates.base import KernelTemplate, Resources
 from kgen.templates.contract import Config, knob, operand, result, template
@@ -121,6 +122,9 @@ class Attention(KernelTemplate):
         longer *= OF_LARGE if min(config.BLOCK_M, config.BLOCK_D) >= LARGE else 1.0
         longer *= max(LEAST_OF_SLOT, 1 - attention_estimate.slot_work(problem, config, filled=True) / SLOT)
         return longer * attention_estimate.seconds(problem, config, self.resources(problem, config), widths, filled=True)
+
+    def is_measured(self, sizes: MatrixSizes, arch: int) -> bool:
+        return attention_estimate.is_measured(sizes, arch)
 
     def uncalibrated(self, problem: Problem) -> str | None:
         return attention_estimate.unmeasured(problem, max(padded_length(problem.size(axis)) for axis in "dv"))

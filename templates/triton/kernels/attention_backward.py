@@ -12,10 +12,12 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
+from kgen.ir.program import MatrixSizes
 from kgen.templates.attention_programs import GRADIENT, GRADIENT_OF_VALUES
 from kgen.templates.base import KernelTemplate, Resources
 from kgen.templates.contract import Config, knob, operand, result, template
 from kgen.templates.problem import Problem
+from kgen.templates.triton.kernels import attention_estimate
 from kgen.templates.triton.kernels.attention import LEAST_ARCH, LONGEST, TYPES, padded_length
 
 # Tiles of rows and of columns, warps and stages, by the elements that a row of all operands has together.
@@ -26,8 +28,10 @@ TILES = {
 }
 # 32-bit registers of a thread besides those of tiles, the most that it has, and threads of a warp.
 OTHER_REGISTERS, WARP = 72, 32
-# Share of the peak rate of dots, a guess, and seconds of a launch.
-DOTS, LAUNCH = 0.5, 4e-6
+# Share of the peak rate of dots by rows, columns and warps of a tile, of others a guess, and seconds of a launch (H100,
+# 2026-11-26, bench.gpu_attention --backward: forward and backward passes of three patterns with heads of 64 and 128).
+DOTS = {(64, 64, 4): 0.28, (64, 32, 4): 0.26, (128, 64, 8): 0.2, (64, 64, 8): 0.18, (32, 32, 4): 0.17}
+OTHER_DOTS, LAUNCH = 0.1, 4e-6
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,10 +73,17 @@ class _Recomputing(KernelTemplate):
 
     def seconds(self, problem: Problem, config: Config) -> float:
         moved = sum(problem.bytes_read(name) for name in problem.inputs) + problem.epilogue_bytes
-        return LAUNCH + max(problem.flops / problem.rate / DOTS, moved / problem.device.bandwidth)
+        dots = DOTS.get((config.BLOCK_M, config.BLOCK_N, config.WARPS), OTHER_DOTS)
+        return LAUNCH + max(problem.flops / problem.rate / dots, moved / problem.device.bandwidth)
+
+    def is_measured(self, sizes: MatrixSizes, arch: int) -> bool:
+        return attention_estimate.is_measured(sizes, arch)
 
     def uncalibrated(self, problem: Problem) -> str | None:
-        return "no GPU has measured it yet"
+        heads = {padded_length(problem.size(axis)) for axis in self.longest}
+        if len(heads) > 1:
+            return "no GPU has measured it on operands whose heads differ"
+        return attention_estimate.unmeasured(problem, *heads)
 
 
 @template(

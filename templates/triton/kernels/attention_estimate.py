@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from kgen.device import L2_RATE
 from kgen.ir import index as ix
 from kgen.ir import values as vs
+from kgen.ir.program import MatrixSizes
 from kgen.templates import calibration
 from kgen.templates.base import Resources
 from kgen.templates.contract import Config
@@ -54,6 +55,12 @@ def unmeasured(problem: Problem, head: int) -> str | None:
     if any(one.load is None for one in problem.inputs.values()):
         return "no GPU has measured it on operands that are computed"
     return None
+
+
+def is_measured(sizes: MatrixSizes, arch: int) -> bool:
+    """The same of a program that is no problem yet, with operands in memory."""
+    numbers = calibration.is_half_on_hopper(sizes.dtype, arch)
+    return numbers and sizes.others <= set(MEASURED) and min(sizes.rows, sizes.columns) >= FEWEST
 
 
 def _streams(problem: Problem) -> bool:

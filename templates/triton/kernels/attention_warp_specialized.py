@@ -13,6 +13,7 @@ import torch
 
 from kgen.ir import index as ix
 from kgen.ir.index import Expr
+from kgen.ir.program import MatrixSizes
 from kgen.templates.attention_programs import ATTENTION
 from kgen.templates.base import KernelTemplate, Resources
 from kgen.templates.contract import Config, knob, operand, result, template
@@ -139,6 +140,9 @@ class WarpSpecializedAttention(KernelTemplate):
         longer = GAIN[_longest(problem)] * (1 + work / SLOT)
         longer *= min(MOST_FOR_SLOT, PIPELINED + FOR_SLOT * work) if config.PIPELINED else 1.0
         return longer * attention_estimate.seconds(problem, joined, needs, (config.BLOCK_D, config.BLOCK_V))
+
+    def is_measured(self, sizes: MatrixSizes, arch: int) -> bool:
+        return attention_estimate.is_measured(sizes, arch)
 
     def uncalibrated(self, problem: Problem) -> str | None:
         return attention_estimate.unmeasured(problem, max(padded_length(problem.size(axis)) for axis in "dv"))
