@@ -123,6 +123,19 @@ class Reader:
             todo += [r for r in readers if r is not end and not any(r is one for one in todo)]
         return None
 
+    def rounded_to(self, name: str) -> torch.dtype | None:
+        """The type to which everybody rounds the elements of a buffer; None where that is not one type."""
+        readers = self.readers.get(name, [])
+        if name in self.visible or not readers or not all(isinstance(node, ir.Pointwise) for node in readers):
+            return None
+        found: set[torch.dtype | None] = set()
+        for root in (node.value for node in readers if isinstance(node, ir.Pointwise)):
+            found |= {None} if _loads(root, name) else set()
+            for value in vs.topological([root]):
+                if any(_loads(one, name) for one in value.args):
+                    found.add(value.attr if value.op == "round_to" else None)
+        return found.pop() if len(found) == 1 else None
+
     def leading(self, end: ir.Node, read: Iterable[str] = ()) -> set[int]:
         """The nodes, by identity, that make what a node reads, without those whose results are `read`."""
         read = set(read)
@@ -196,3 +209,7 @@ def _is_joined(node: ir.Pointwise) -> bool:
     loops = {v for v in node.vars if v.extent is not ix.ONE}
     loads = vs.loads([node.value])
     return node.value.dtype is torch.bool and all(not loops <= load.variables() for load in loads)
+
+
+def _loads(value: Value, name: str) -> bool:
+    return value.op == "load" and bool(value.attr[0] == name)

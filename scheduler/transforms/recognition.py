@@ -18,6 +18,7 @@ that these are never stored. What was rounded to 16 bits between two nodes is no
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import reduce
@@ -373,7 +374,7 @@ class _Search:
 
     def _factor(self, ref: Ref, value: Value, node: ir.Contraction, reader: Contract, match: _Match) -> Iterator[_Match]:
         if isinstance(ref, int):
-            yield replace(match, operands={**match.operands, ref: (value, _multiplied(node))})
+            yield replace(match, operands={**match.operands, ref: (value, self._multiplied(value, node, reader))})
             return
         step, value = self.program.step(ref), self.reader.inlined(value)
         if not isinstance(step, Softmax):
@@ -397,6 +398,15 @@ class _Search:
             yield from self._middle(before, longer.of, found)
         else:
             self.misses.append(Miss(self.reader, match.end, match.reached, value, along))
+
+    def _multiplied(self, value: Value, node: ir.Contraction, step: Contract) -> torch.dtype:
+        """The type in which an operand is multiplied. Weights of a softmax take that of the 16-bit numbers with which they are
+        multiplied, where the result is rounded to it as well."""
+        kind = _narrow(value)
+        weighted = any(isinstance(ref, str) and isinstance(self.program.step(ref), Softmax) for ref in step.reads)
+        if kind is not None and weighted and node.operands is torch.float32 and self.reader.rounded_to(node.out) is kind:
+            return kind
+        return _multiplied(node)
 
     def _middle(self, step: Contract | Elementwise, value: Value, match: _Match) -> Iterator[_Match]:
         """A function of one element each of contractions, found for the steps of these one by one."""
@@ -426,6 +436,7 @@ class _Search:
         known = match.elements.get(step.name)
         if known is not None and known is not load:  # another step has read another element of it
             return
+        node = _with_factors_apart(node)
         mapping: dict[Atom, Expr] = dict(zip(node.out_vars, load.attr[1], strict=True))
         made = vs.step_result(step.name, load.dtype)
         made = vs.where(load.args[0], made, vs.const(0, made.dtype)) if load.args else made
@@ -460,6 +471,26 @@ def _lengthened(value: Value, match: _Match) -> Value:
         if loop in value.variables():
             value = vs.where(longer.kept, longer.read(value, loop), vs.const(0, value.dtype))
     return value
+
+
+def _with_factors_apart(node: ir.Contraction) -> ir.Contraction:
+    """The contraction of the 16-bit numbers themselves where operands are these times a number, in float32, as where the scale
+    of attention is shared out to queries and keys: products are multiplied by it when they have been added up."""
+    (left, by), (right, times) = map(_number_apart, (node.lhs, node.rhs))
+    kind = _narrow(left)
+    if by * times == 1.0 or kind is None or _narrow(right) is not kind or node.operands is not torch.float32:
+        return node
+    factor = vs.const(by * times, torch.float32)
+    return replace(node, lhs=left, rhs=right, scale=factor if node.scale is None else vs.call("mul", node.scale, factor))
+
+
+def _number_apart(value: Value) -> tuple[Value, float]:
+    """What is multiplied by a number, and the number."""
+    if value.op == "mul":
+        for one, other in (value.args, value.args[::-1]):
+            if other.op == "const" and isinstance(other.attr, float) and math.isfinite(other.attr) and other.attr != 0.0:
+                return one, other.attr
+    return value, 1.0
 
 
 def _multiplied(node: ir.Contraction) -> torch.dtype:

@@ -15,10 +15,12 @@ from torch.nn.attention.flex_attention import AuxRequest, create_block_mask, fle
 from kgen.ir import nodes as ir
 from kgen.ir.plan import ComboKernel, Schedule, members
 from kgen.ir.verify import verify
+from kgen.only import only
 from kgen.scheduler.analysis.memory import writes
 from kgen.scheduler.transforms.subgraph_extraction import extract_subgraph
 from tests.attention_plans import training_plans
 from tests.attention_spellings import SPELLINGS, Spelling
+from tests.scheduler.selection.test_safe_choices import planned
 from tests.templates.triton.test_triton_attention import edges_of, problem_of
 
 LENGTH, HEAD = 96, 16
@@ -133,3 +135,40 @@ def test_flex_attention_is_few_kernels(
     assert sum("attention" in one for one in templates(backward)) == 3
     assert not matrices(forward, 8)
     assert not matrices(backward, 8)
+
+
+def as_the_library_computes_it(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    """What SDPA is where its kernels do not take a mask: in float32, with the scale shared out to queries and keys."""
+    keep = torch.arange(k.shape[-2], device=q.device) >= 3
+    scale = q.shape[-1] ** -0.25
+    s = (q.float() * scale) @ (k.float() * scale).mT
+    masked = s + torch.where(keep, 0.0, -math.inf)
+    return (torch.ops.aten._safe_softmax(masked, -1) @ v.float()).to(q.dtype)
+
+
+def test_scales_of_queries_and_keys_are_taken_apart_from_16_bit_numbers() -> None:
+    args = [torch.randn(8, 12, 197, 64, dtype=torch.bfloat16) for _ in range(3)]
+    [kernel] = planned(as_the_library_computes_it, *args).kernels
+    assert members(kernel)[0].choice.template == "triton_attention"
+
+
+@pytest.mark.parametrize("wanted", [torch.bfloat16, torch.float32])
+def test_weights_are_rounded_where_the_result_is(wanted: torch.dtype) -> None:
+    """A result that stays in float32 is of weights in float32."""
+
+    def f(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        return (torch.softmax((q @ k.mT).float(), -1) @ v.float()).to(wanted)
+
+    args = [torch.randn(8, 12, 256, 64, dtype=torch.bfloat16) for _ in range(3)]
+    taken = "attention" in "".join(templates(planned(f, *args)))
+    assert taken == (wanted is torch.bfloat16)
+
+
+@pytest.mark.cpu
+def test_the_library_s_formula_is_right() -> None:
+    args = [torch.randn(2, 3, 70, 16, generator=torch.Generator().manual_seed(k)).bfloat16() for k in range(3)]
+    torch._dynamo.reset()
+    with only("cpp_attention", lambda configs: configs[0]):
+        got = torch.compile(as_the_library_computes_it, backend="kgen", options={"cache": False})(*args)
+    want = as_the_library_computes_it(*(a.double() for a in args))
+    assert (got.double() - want).norm() < 6e-3 * want.norm()
