@@ -576,6 +576,17 @@ SCRIPT = """
 """
 
 
+def test_inductors_back_ends_come_back_after_a_failure() -> None:
+    """While kgen's key is made there are none, whatever Inductor has registered in this process."""
+    from torch._inductor import codecache
+
+    before = codecache.custom_backend_passes
+    with pytest.raises(ValueError, match="here"), torch_adapter._without_inductor_back_ends():
+        assert not codecache.custom_backend_passes
+        raise ValueError("here")
+    assert codecache.custom_backend_passes is before
+
+
 def test_second_process_skips_aot(cached: None) -> None:
     """Static, dynamic and inference graphs, guards and random numbers included."""
     results = []
