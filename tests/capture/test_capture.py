@@ -580,10 +580,16 @@ def test_inductors_back_ends_come_back_after_a_failure() -> None:
     """While kgen's key is made there are none, whatever Inductor has registered in this process."""
     from torch._inductor import codecache
 
-    before = codecache.custom_backend_passes
-    with pytest.raises(ValueError, match="here"), torch_adapter._without_inductor_back_ends():
-        assert not codecache.custom_backend_passes
-        raise ValueError("here")
+    before, seen = codecache.custom_backend_passes, []
+
+    def fail() -> None:
+        with torch_adapter._without_inductor_back_ends():
+            seen.append(codecache.custom_backend_passes)
+            raise ValueError("here")
+
+    with pytest.raises(ValueError, match="here"):
+        fail()
+    assert seen == [{}]
     assert codecache.custom_backend_passes is before
 
 
