@@ -36,7 +36,7 @@ SHAPES = {"full": FULL, "tiny": TINY}
 LEARNING_RATE = 3e-4
 # The largest relative difference from the reference, by norm: of the loss, of each gradient, of each parameter after a step.
 TOLERANCE = {"float32": 1e-4, "bfloat16": 2e-2}
-BATCHES = (2, 3, 5)
+MORE_SEQUENCES = (0, 1, 3)  # than the model has been compiled for
 Tokens = tuple[Tensor, Tensor]
 
 
@@ -107,10 +107,10 @@ class Setting:
 # ---- is it right? -------------------------------------------------------------------------------------------------------
 
 
-def check(backends: list[str], setting: Setting) -> list[dict[str, Any]]:
+def check(backends: list[str], setting: Setting) -> tuple[list[dict[str, Any]], dict[str, Trainer]]:
     """Largest relative differences from eager in a wider precision: loss, gradients, parameters after a step, loss after three
-    steps. One row a back end."""
-    trainer = reference_trainer(setting)
+    steps. One row a back end; and the trainers, compiled, of those that work."""
+    trainer, trainers = reference_trainer(setting), dict[str, Trainer]()
     batch = setting.batch()
     reference: dict[str, Any] = {"loss": trainer.backward(batch), "gradients": trainer.gradients()}
     # The same gradients for all: AdamW's first step is the sign of a gradient, so it enlarges the smallest difference.
@@ -120,10 +120,14 @@ def check(backends: list[str], setting: Setting) -> list[dict[str, Any]]:
     reference["parameters"] = [p.detach().clone() for p in trainer.parameters]
     reference["later loss"] = [trainer.step(batch) for _ in range(2)][-1]
     del trainer
-    return [
-        guarded(lambda name=name: check_one(name, setting, reference, shared), backend=name, dtype=setting.dtype)
-        for name in backends
-    ]
+
+    def one(name: str) -> dict[str, Any]:
+        made = Trainer(name, setting)
+        row = check_one(name, made, setting, (reference, shared))
+        trainers[name] = made
+        return row
+
+    return [guarded(lambda name=name: one(name), backend=name, dtype=setting.dtype) for name in backends], trainers
 
 
 def reference_trainer(setting: Setting) -> Trainer:
@@ -135,16 +139,23 @@ def reference_trainer(setting: Setting) -> Trainer:
     return wide
 
 
-def check_one(backend: str, setting: Setting, reference: dict[str, Any], gradients: list[Tensor]) -> dict[str, Any]:
-    trainer, batch = Trainer(backend, setting), setting.batch()
-    found = {"loss": difference(reference["loss"], trainer.backward(batch))}
+def check_one(
+    backend: str, trainer: Trainer, setting: Setting, expected: tuple[dict[str, Any], list[Tensor]]
+) -> dict[str, Any]:
+    """Also the seconds of the first step, which compiles, beyond a later one."""
+    (reference, gradients), batch, losses = expected, setting.batch(), list[Tensor]()
+    first = seconds_of(lambda: losses.append(trainer.backward(batch)))
+    found = {"loss": difference(reference["loss"], losses[-1])}
     dtype = DTYPES[setting.dtype]
     found["gradients"] = largest_difference(reference["gradients"], trainer.gradients(), dtype)
     trainer.model.zero_grad(set_to_none=True)
-    trainer.update([g.clone() for g in gradients])
+    given = [g.clone() for g in gradients]
+    first += seconds_of(lambda: trainer.update(given))
     found["parameters"] = largest_difference(reference["parameters"], trainer.parameters, dtype)
-    found["later loss"] = difference(reference["later loss"], [trainer.step(batch) for _ in range(2)][-1])
-    return {"backend": backend, "dtype": setting.dtype, "ok": max(found.values()) <= TOLERANCE[setting.dtype], **found}
+    steady = min(seconds_of(lambda: losses.append(trainer.step(batch))) for _ in range(2))
+    found["later loss"] = difference(reference["later loss"], losses[-1])
+    ok = max(found.values()) <= TOLERANCE[setting.dtype]
+    return {"backend": backend, "dtype": setting.dtype, "ok": ok, "compile": first - steady, **found}
 
 
 def largest_difference(expected: list[Tensor], actual: list[Tensor], dtype: torch.dtype | None = None) -> float:
@@ -161,21 +172,25 @@ def difference(expected: Tensor, actual: Tensor, dtype: torch.dtype | None = Non
     return found if math.isfinite(found) else math.inf
 
 
-def check_dynamic(backend: str, setting: Setting) -> dict[str, Any]:
-    """Three batch sizes times three sequences: how often Dynamo compiled the model, and whether each loss is eager's."""
-    torch._dynamo.reset()
+def check_dynamic(backend: str, compiled: Trainer, setting: Setting) -> dict[str, Any]:
+    """Three batch sizes times three sequences, the first of them those that `compiled` has been compiled for: how often Dynamo
+    compiles the model again, and whether each loss and gradient is eager's."""
     torch._dynamo.utils.counters.clear()
-    eager, compiled = Trainer("eager", setting), Trainer(backend, setting)
+    eager = Trainer("eager", setting)
+    with torch.no_grad():
+        for mine, theirs in zip(compiled.parameters, eager.parameters, strict=True):
+            mine.copy_(theirs)
     length = setting.shape.sequence
     sequences = (length, length // 2, length * 3 // 4)
     worst = 0.0
     for turn in range(9):  # both sizes change with each of the first steps, so one recompilation can learn both
-        batch = setting.batch(BATCHES[turn % 3], sequences[(turn + turn // 3) % 3])
+        count = setting.shape.batch + MORE_SEQUENCES[turn % 3]
+        batch = setting.batch(count, sequences[(turn + turn // 3) % 3])
         worst = max(worst, difference(eager.backward(batch), compiled.backward(batch)))
         worst = max(worst, largest_difference(eager.gradients(), compiled.gradients()))
         for trainer in (eager, compiled):
             trainer.model.zero_grad(set_to_none=True)
-    recompilations = torch._dynamo.utils.counters["stats"]["unique_graphs"] - 1
+    recompilations = torch._dynamo.utils.counters["stats"]["unique_graphs"]
     ok = worst <= TOLERANCE[setting.dtype] and recompilations <= 1
     return {"backend": backend, "shapes": 9, "recompilations": recompilations, "difference": worst, "ok": ok}
 
@@ -183,10 +198,9 @@ def check_dynamic(backend: str, setting: Setting) -> dict[str, Any]:
 # ---- how fast, how large? -----------------------------------------------------------------------------------------------
 
 
-def time_steps(backends: list[str], setting: Setting, rounds: int) -> dict[str, Any]:
+def time_steps(trainers: dict[str, Trainer], setting: Setting, rounds: int) -> dict[str, Any]:
     """Medians of whole steps and of forward and backward alone, contenders taking turns."""
     batch = setting.batch()
-    trainers = {name: Trainer(name, setting) for name in backends}
     contenders = {f"{name} step": (lambda t=t: t.step(batch)) for name, t in trainers.items()}
     contenders |= {f"{name} backward": (lambda t=t: forward_backward(t, batch)) for name, t in trainers.items()}
     return as_json(interleave(contenders, seconds=0.0, sample=0.0, rounds=rounds))
@@ -198,7 +212,8 @@ def forward_backward(trainer: Trainer, batch: Tokens) -> None:
 
 
 def run_worker(backend: str, setting: Setting) -> dict[str, Any]:
-    """In a process of its own: seconds until the first step is done beyond a later step, and the peak memory of a step."""
+    """In a process of its own, which finds on disk what the demo has compiled: seconds until the first step is done beyond a
+    later step, and the peak memory of a step."""
     trainer, batch = Trainer(backend, setting), setting.batch()
     first = seconds_of(lambda: trainer.step(batch))
     steady = statistics.median(seconds_of(lambda: trainer.step(batch)) for _ in range(3))
@@ -337,22 +352,39 @@ def guarded(job: Callable[[], dict[str, Any]], **labels: str) -> dict[str, Any]:
         return {**labels, "ok": False, "error": f"{type(cause).__name__}: {' '.join(lines[:2])}"}
 
 
-def measure(setting: Setting, options: argparse.Namespace, cache: Path, console: Console) -> dict[str, Any]:
-    """All numbers of one dtype. The fresh processes fill the cache that this process then compiles from."""
+def measure(
+    setting: Setting, options: argparse.Namespace, cache: Path, console: Console
+) -> tuple[dict[str, Any], dict[str, Trainer]]:
+    """All numbers of one dtype, and the trainers. What this process compiles is checked, then timed; fresh processes find it in
+    the cache."""
     backends = options.backends
-    result: dict[str, Any] = {"dtype": setting.dtype, "cold": {}, "warm": {}}
-    if not options.quick:
-        for name in backends:
-            console.print(f"{setting.dtype}: {name} in two fresh processes, cold and warm", style="dim")
-            result["cold"][name] = fresh_process(name, setting, options, cache)
-            result["warm"][name] = fresh_process(name, setting, options, cache)
-    console.print(f"{setting.dtype}: comparing {', '.join(backends)} with eager in {REFERENCE[setting.dtype]}", style="dim")
-    result["checks"] = check(backends, setting)
-    working = [row["backend"] for row in result["checks"] if "error" not in row]
+    result: dict[str, Any] = {"dtype": setting.dtype, "warm": {}}
     torch._dynamo.reset()
+    console.print(f"{setting.dtype}: comparing {', '.join(backends)} with eager in {REFERENCE[setting.dtype]}", style="dim")
+    result["checks"], trainers = check(backends, setting)
+    result["cold"] = {row["backend"]: row for row in result["checks"] if "error" not in row and row["backend"] != "eager"}
     console.print(f"{setting.dtype}: timing", style="dim")
-    result["times"] = time_steps(working, setting, options.rounds)
-    return result
+    result["times"] = time_steps(trainers, setting, options.rounds)
+    for name in () if options.quick else backends:
+        console.print(f"{setting.dtype}: {name} in a fresh process, with what is compiled", style="dim")
+        result["warm"][name] = fresh_process(name, setting, options, cache)
+    return result, trainers
+
+
+def share_what_is_built_once(folders: list[Path]) -> None:
+    """In folders that will be kgen's caches, what it builds once a machine, from the user's own: no graph compiles that."""
+    from kgen import cache
+    from kgen.build import cpp
+
+    cpp.prepare()
+    cpp.wait()
+    built = cache.cache_dir()
+    for folder in folders:
+        place = Path(cache_environment(folder)["KGEN_CACHE_DIR"]) / built.name
+        place.mkdir(parents=True)
+        for kind in ("runtime", "header"):
+            (built / kind).mkdir(exist_ok=True)
+            (place / kind).symlink_to(built / kind)
 
 
 def run_demo(options: argparse.Namespace, console: Console) -> dict[str, Any]:
@@ -362,18 +394,23 @@ def run_demo(options: argparse.Namespace, console: Console) -> dict[str, Any]:
     console.print(f"GPT {vars_of(shape)} on {device}, {torch.get_num_threads()} threads")
     dtypes = options.dtype or default_dtypes(device, console)
     with tempfile.TemporaryDirectory(prefix="kgen-demo-") as folder:
+        if "kgen" in options.backends:
+            share_what_is_built_once([Path(folder) / dtype for dtype in dtypes])
         for dtype in dtypes:
             cache = Path(folder) / dtype
             os.environ.update(cache_environment(cache))
             setting = Setting(shape, dtype, device)
-            report["dtypes"].append(measure(setting, options, cache, console))
-            print_checks(report["dtypes"][-1]["checks"], console)
-            print_measures(report["dtypes"][-1], options.backends, console)
+            measured, trainers = measure(setting, options, cache, console)
+            report["dtypes"].append(measured)
+            print_checks(measured["checks"], console)
+            print_measures(measured, options.backends, console)
+            if dtype == dtypes[0] and "kgen" in trainers:
+                compiled = trainers["kgen"]
+                report["dynamic"] = guarded(lambda one=compiled, at=setting: check_dynamic("kgen", one, at), backend="kgen")
+                console.print(f"3 batch x 3 sequence sizes: {report['dynamic']}")
+            del trainers
         if "kgen" in options.backends:
-            setting = Setting(shape, dtypes[0], device)
-            report["dynamic"] = guarded(lambda: check_dynamic("kgen", setting), backend="kgen")
-            console.print(f"3 batch x 3 sequence sizes: {report['dynamic']}")
-            report["explain"] = explain(setting, console)
+            report["explain"] = explain(Setting(shape, dtypes[0], device), console)
             report["coverage"] = coverage()
     checks = [row for one in report["dtypes"] for row in one["checks"]] + [report.get("dynamic", {"ok": True})]
     report["ok"] = all(row["ok"] for row in checks if row.get("backend", "kgen") == "kgen")
@@ -405,13 +442,13 @@ def parse(arguments: list[str] | None) -> argparse.Namespace:
     parser.add_argument("--batch", type=int, default=0, help="sequences a step (default: the size's own)")
     parser.add_argument("--device", choices=("auto", "cpu", "cuda"), default="auto")
     parser.add_argument("--threads", type=int, default=0)
-    parser.add_argument("--rounds", type=int, default=0, help="timed rounds (default: 7, with --quick 3)")
+    parser.add_argument("--rounds", type=int, default=0, help="timed rounds (default: 5, with --quick 3)")
     parser.add_argument("--quick", action="store_true", help="float32 only, few rounds, no fresh processes")
     parser.add_argument("--json", type=Path, help="also write everything to this file")
     parser.add_argument("--worker", help=argparse.SUPPRESS)
     options = parser.parse_args(arguments)
     options.dtype = options.dtype or (["float32"] if options.quick else [])
-    options.rounds = options.rounds or (3 if options.quick else 7)
+    options.rounds = options.rounds or (3 if options.quick else 5)
     return options
 
 

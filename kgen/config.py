@@ -303,7 +303,7 @@ def code_key(config: Config) -> tuple[Any, ...]:
 
 
 def _checked(values: Mapping[str, Any]) -> dict[str, Any]:
-    ours = option_names.present(values)
+    ours = dict(values) if option_names.RENAMED.isdisjoint(values) else option_names.present(values)
     if not option_names.OF_INDUCTOR.isdisjoint(ours):
         overridden = (_overridden.get() or {}).get("mode", "default")
         ours = option_names.of_inductor(ours, overridden)

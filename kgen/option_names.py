@@ -26,6 +26,7 @@ _MODES = {
     (False, False): "default", (False, True): "reduce-overhead",
     (True, False): "max-autotune-no-cudagraphs", (True, True): "max-autotune",
 }  # fmt: skip
+RENAMED = frozenset(_RENAMED)
 OF_INDUCTOR = frozenset({*_SWITCHES, *_MEASURES, _GRAPHS})
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 from collections import Counter
 from collections.abc import Callable, Sequence
@@ -10,6 +11,7 @@ from functools import partial
 from typing import Any
 
 import torch
+from torch._logging._internal import trace_log
 from torch.fx import GraphModule
 
 from kgen import failures, lowering, only, unusable
@@ -18,7 +20,7 @@ from kgen.build.toolchain import cpu_device, register_bytes
 from kgen.build.unit import UnitPlan, plan_units
 from kgen.capture import higher_order, torch_adapter
 from kgen.capture.aot_cache import NotSerializable
-from kgen.capture.notes import notes
+from kgen.capture.notes import NOTES, notes
 from kgen.capture.operators import name_calls, trace_origins
 from kgen.capture.paths import paths_in
 from kgen.capture.torch_adapter import GraphInfo
@@ -55,7 +57,8 @@ def reinplace(gm: GraphModule, info: GraphInfo, config: Config) -> GraphModule:
     """Turns functional copies into in-place writes where the old value is dead, and drops repeated calls."""
     if torch_adapter.uses_cuda(gm):
         triton.prestart()  # it starts up while this process lowers and schedules
-    trace.graph(gm, info)
+    if _is_traced():
+        trace.graph(gm, info)
     if config.debug:
         debug.write_graph(gm, info, config)
     targets = [node.target for node in gm.graph.nodes if node.op == "call_function"]
@@ -86,12 +89,18 @@ def lower(gm: GraphModule, info: GraphInfo, config: Config) -> tuple[GraphModule
     graph = lowering.lower(gm, context)
     graph.paths = paths
     graph = trace_origins(gm, graph)
-    trace.lowered(graph, info)
+    if _is_traced():
+        trace.lowered(graph, info)
     if config.debug:
         debug.write_lowered(graph, info, config)
     if config.verify:
         verify.verify(graph, "lower")
     return gm, graph
+
+
+def _is_traced() -> bool:
+    """Whether somebody keeps torch's structured trace, or listens to one of the loggers that say what it has."""
+    return bool(trace_log.handlers) or trace.FUSION.isEnabledFor(logging.INFO) or trace.OUTPUT_CODE.isEnabledFor(logging.DEBUG)
 
 
 def _without_switches(config: Config, info: GraphInfo) -> Config:
@@ -161,7 +170,9 @@ def schedule(work: tuple[GraphModule, ir.Graph], info: GraphInfo, config: Config
     if ir.any_combines(graph):  # else there is nothing to tune
         options = replace(options, oracle=_tuner(options, settled))
     plan = make_schedule(graph, options)
-    plan.verdicts += [*info.rewrites, *notes(gm)]
+    plan.verdicts += info.rewrites
+    if any(NOTES in node.meta for node in gm.graph.nodes):
+        plan.verdicts += notes(gm)
     if info.freezing is not None:
         plan.verdicts += info.freezing.verdicts
         if config.debug is None:  # the debug folder's script runs alone, on arguments of its own
@@ -172,7 +183,8 @@ def schedule(work: tuple[GraphModule, ir.Graph], info: GraphInfo, config: Config
         plan.verdicts.append(Verdict(one.choice.template, one.choice.knobs, Outcome.DROPPED, reason, detail=one.why))
     if info.failures:
         plan.verdicts += failures.verdicts(info.failures)
-    trace.scheduled(plan, info)
+    if _is_traced():
+        trace.scheduled(plan, info)
     if config.debug:
         debug.write_schedule(plan, info, config)
     return gm, plan
@@ -219,7 +231,8 @@ def _units(plan: Schedule, config: Config, options: Options, begin: Callable[[Tr
 def build(work: tuple[GraphModule, Schedule, UnitPlan], info: GraphInfo, config: Config) -> HostGraph:
     """Units to machine code, and the host program that calls them."""
     gm, plan, units = work
-    trace.code(units, info)
+    if _is_traced():
+        trace.code(units, info)
     assembled = assemble(plan, units.calls, config.gpu_interpreter)
     if info.role == "backward":
         assembled = replace(assembled, program=accept_saved(assembled.program))

@@ -383,13 +383,13 @@ def _table_row(case: op_table.Case, samples: Sequence[Any], name: str, dynamic: 
     return Row(name, entry.fn, samples, agrees, None if entry.extern else frozenset(), dynamic)
 
 
-def elementwise_rows(dtypes: Sequence[torch.dtype], *, every_sample: bool = False) -> list[Row]:
-    """Rows of `op_table.TABLE`: one a sample."""
+def elementwise_rows(dtypes: Sequence[torch.dtype], *, every_sample: bool = False, last_sample: bool = False) -> list[Row]:
+    """Rows of `op_table.TABLE`: one a sample, of the telling ones, of all, or of the last alone."""
     rows = []
     for case in op_table.cases(op_table.TABLE):
         if case.dtype in dtypes:
             samples = case.samples()
-            chosen = range(len(samples)) if every_sample else telling(samples)
+            chosen = range(len(samples)) if every_sample else telling(samples)[-1 if last_sample else 0 :]
             rows += [_table_row(case, [samples[k]], f"{case}-{k}") for k in chosen]
     return rows
 

@@ -20,23 +20,27 @@ ROOT = Path(__file__).parents[1]
 
 GPT = """
     from examples.gpt import GPT, TINY, random_batch
-    torch.manual_seed(0)
-    model = GPT(TINY)
-    run = torch.compile(model, backend="kgen", dynamic=DYNAMIC)
-    for batch, sequence in SIZES:
-        ids, targets = random_batch(TINY, "cpu", batch, sequence)
-        results = []
-        for call in (model, run):
-            model.zero_grad()
-            loss = call(ids, targets)
-            loss.backward()
-            results.append([loss.detach(), *(p.grad.clone() for p in model.parameters())])
-        torch.testing.assert_close(results[1], results[0], rtol=1e-4, atol=1e-5)
+    for dynamic, sizes in RUNS:
+        torch.manual_seed(0)
+        torch._dynamo.reset()
+        model = GPT(TINY)
+        run = torch.compile(model, backend="kgen", dynamic=dynamic)
+        for batch, sequence in sizes:
+            ids, targets = random_batch(TINY, "cpu", batch, sequence)
+            results = []
+            for call in (model, run):
+                model.zero_grad()
+                loss = call(ids, targets)
+                loss.backward()
+                results.append([loss.detach(), *(p.grad.clone() for p in model.parameters())])
+            torch.testing.assert_close(results[1], results[0], rtol=1e-4, atol=1e-5)
 """
 REPORT = """
     import json, sys
     from kgen.counters import counters
-    sources = ("kgen.pipeline", "kgen.lowering", "kgen.scheduler", "kgen.templates.cpp.codegen.emit")
+    # AOTAutograd's key asks for Inductor's back ends, which take a second to import and which no graph of kgen goes through.
+    sources = ("torch._inductor.codegen.cpp", "kgen.pipeline", "kgen.lowering", "kgen.scheduler")
+    sources += ("kgen.templates.cpp.codegen.emit",)
     names = ("aot_trace", "aot_cache_hit", "lowered", "cpp.compiles", "cpp.headers", "cpp.runtimes", "kernels")
     loaded = [m for m in sources if m in sys.modules]
     print(json.dumps({**{name: counters[name] for name in names}, "loaded": loaded}))
@@ -57,22 +61,18 @@ def process(body: str, folder: Path, **values: Any) -> dict[str, Any]:
 
 
 def assert_warm(report: dict[str, Any], kernels: int) -> None:
-    assert report.pop("aot_cache_hit") >= 1
+    assert report.pop("aot_cache_hit") >= 2
     assert report.pop("kernels") == kernels  # the coverage of a loaded graph is that of the graph that was made
     assert report.pop("loaded") == []
     assert not any(report.values()), report
 
 
-@pytest.mark.parametrize(
-    ("dynamic", "cold", "warm"),
-    [(False, [(2, 32)], [(2, 32)]), (True, [(3, 17)], [(5, 32), (2, 24)])],
-    ids=("static", "dynamic"),
-)
-def test_second_process_only_loads(tmp_path: Path, dynamic: bool, cold: list[Any], warm: list[Any]) -> None:
-    first = process(GPT, tmp_path, DYNAMIC=dynamic, SIZES=cold)
-    assert first["aot_trace"] == 1
-    assert first["lowered"] == 2
-    assert_warm(process(GPT, tmp_path, DYNAMIC=dynamic, SIZES=warm), first["kernels"])
+def test_second_process_only_loads(tmp_path: Path) -> None:
+    """Graphs of fixed and of dynamic sizes, in the same two processes: most of their time is torch's start."""
+    first = process(GPT, tmp_path, RUNS=[(False, [(2, 32)]), (True, [(3, 17)])])
+    assert first["aot_trace"] == 2
+    assert first["lowered"] == 4
+    assert_warm(process(GPT, tmp_path, RUNS=[(False, [(2, 32)]), (True, [(5, 32), (2, 24)])]), first["kernels"])
 
 
 def test_an_emptied_cache_is_cold(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

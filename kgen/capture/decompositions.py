@@ -6,6 +6,7 @@ itself: there a decomposition would hide structure (a contraction, a sort) or do
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable
 from typing import Any
 
@@ -13,7 +14,7 @@ import torch
 from torch._decomp import _core_aten_decompositions_post_autograd as core_decompositions
 from torch._decomp import get_decompositions
 
-from kgen.capture.quantised import decompositions_of_quantisation
+from kgen.capture.quantised import MODULE, decompositions_of_quantisation
 
 aten = torch.ops.aten
 
@@ -145,7 +146,7 @@ TABLE: dict[Any, Callable[..., Any]] = {
 
 def table() -> dict[Any, Callable[..., Any]]:
     """The table, with the operators of quantisation where they are loaded."""
-    return {**TABLE, **decompositions_of_quantisation()}
+    return {**TABLE, **decompositions_of_quantisation()} if MODULE in sys.modules else dict(TABLE)
 
 
 for _native in _overloads(NATIVE):

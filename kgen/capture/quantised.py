@@ -16,14 +16,14 @@ from typing import Any
 import torch
 from torch import Tensor
 
-__all__ = ["decompositions_of_quantisation"]
+__all__ = ["MODULE", "decompositions_of_quantisation"]
 
-_MODULE = "torch.ao.quantization.fx._decomposed"
+MODULE = "torch.ao.quantization.fx._decomposed"
 
 
 def decompositions_of_quantisation() -> Mapping[Any, Callable[..., Any]]:
     """Operator overload -> decomposition; none where nobody has loaded the operators."""
-    module = sys.modules.get(_MODULE)
+    module = sys.modules.get(MODULE)
     return {} if module is None else _table(module)
 
 

@@ -15,6 +15,7 @@ from __future__ import annotations
 import itertools
 import logging
 import os
+import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from contextvars import ContextVar
@@ -149,11 +150,37 @@ def _aot_settings(cache_key: Any | None) -> Iterator[None]:
     with ExitStack() as stack:
         stack.enter_context(functorch_config.patch(functorch_settings))
         if cache_key is not None:
+            stack.enter_context(_without_inductor_back_ends())
             tag = compiler_config.cache_key_tag + aot_cache.entry_tag(cache_key)
             stack.enter_context(compiler_config.patch(cache_key_tag=tag))  # type: ignore[attr-defined]
         token = _tracing.set(True)
         stack.callback(_tracing.reset, token)
         yield
+
+
+# What AOTAutograd's key takes from Inductor's back ends, and what it is where there are none.
+_OF_BACK_ENDS: dict[str, Any] = {
+    "init_backend_registration": lambda: None, "custom_backend_passes": {}, "custom_backend_codegen_configs": {},
+}  # fmt: skip
+
+
+@contextmanager
+def _without_inductor_back_ends() -> Iterator[None]:
+    """For its key, AOTAutograd imports all of Inductor's back ends and asks for their custom passes: a second of a process, for
+    what no graph of kgen goes through. Without them the key is also the same whether or not Inductor has been used before."""
+    module = sys.modules.get("torch._inductor.codecache")  # AOTAutograd's cache has loaded it
+    names = [name for name in _OF_BACK_ENDS if hasattr(module, name)]
+    if len(names) < len(_OF_BACK_ENDS):  # another torch: as it is
+        yield
+        return
+    before = {name: getattr(module, name) for name in names}
+    try:
+        for name in names:
+            setattr(module, name, _OF_BACK_ENDS[name])
+        yield
+    finally:
+        for name, value in before.items():
+            setattr(module, name, value)
 
 
 def _save_lazy_backward(graph: CachedGraph) -> None:

@@ -576,6 +576,23 @@ SCRIPT = """
 """
 
 
+def test_inductors_back_ends_come_back_after_a_failure() -> None:
+    """While kgen's key is made there are none, whatever Inductor has registered in this process."""
+    from torch._inductor import codecache
+
+    before, seen = codecache.custom_backend_passes, []
+
+    def fail() -> None:
+        with torch_adapter._without_inductor_back_ends():
+            seen.append(codecache.custom_backend_passes)
+            raise ValueError("here")
+
+    with pytest.raises(ValueError, match="here"):
+        fail()
+    assert seen == [{}]
+    assert codecache.custom_backend_passes is before
+
+
 def test_second_process_skips_aot(cached: None) -> None:
     """Static, dynamic and inference graphs, guards and random numbers included."""
     results = []

@@ -46,7 +46,7 @@ def run(problems: Sequence[Problem], name: str, pick: Pick) -> int:
 
 
 @pytest.mark.cpu
-@pytest.mark.parametrize("first", slow_but(lambda n: n < 24, range(0, 304, PER_GRAPH)))
+@pytest.mark.parametrize("first", slow_but(lambda n: n < 16, range(0, 304, PER_GRAPH)))
 def test_random_problems_natively(first: int) -> None:
     problems = [drawn(seed) for seed in range(first, first + PER_GRAPH)]
     left = run(problems, MATMUL, lambda found: found[first // PER_GRAPH * 7 % len(found)])

@@ -106,7 +106,9 @@ def assembly(texts: list[str], folder: Path) -> str:
     source, made = folder / "kernels.cpp", folder / "kernels.s"
     source.write_text(PRELUDE + "\n".join(texts), encoding="utf-8")
     flags = [*toolchain.kernel_flags(), "-DKGEN_MARK_LANES", f"-I{cpp.kernel_include_dir()}"]
-    subprocess.run([*toolchain.compiler().command, "-S", *flags, str(source), "-o", str(made)], check=True)
+    header = cpp.precompiled_header(cpp.kernel_include_dir() / "kgen" / "kernel.h", flags)  # once for all of the file
+    use = [] if header is None else cpp._use_header(header)
+    subprocess.run([*toolchain.compiler().command, "-S", *flags, *use, str(source), "-o", str(made)], check=True)
     return made.read_text(encoding="utf-8")
 
 

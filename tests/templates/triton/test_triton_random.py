@@ -32,7 +32,7 @@ SEEDS = torch.tensor([11, -7 << 33])
 
 
 def line(kind: str, seeds: Tensor) -> Tensor:
-    return torch.ops.kgen.rand([1000], seeds, 1, kind, KINDS[kind])
+    return torch.ops.kgen.rand([600], seeds, 1, kind, KINDS[kind])
 
 
 def rows(kind: str, seeds: Tensor, width: int = 36) -> tuple[Tensor, Tensor]:
@@ -59,10 +59,10 @@ def two_odd_loops(kind: str, seeds: Tensor, chosen: Tensor) -> Tensor:
 
 
 def plane(kind: str, seeds: Tensor, turned: Tensor) -> Tensor:
-    return torch.ops.kgen.rand([40, 48], seeds, 1, kind, KINDS[kind]) + turned.t()
+    return torch.ops.kgen.rand([20, 24], seeds, 1, kind, KINDS[kind]) + turned.t()
 
 
-ALL, NONE = torch.ones(25, dtype=torch.bool), torch.zeros(48, 40, dtype=torch.bool)
+ALL, NONE = torch.ones(25, dtype=torch.bool), torch.zeros(24, 20, dtype=torch.bool)
 # function, inputs but the seeds, tiles with the loops they walk (True: full rows in registers) and whether they share blocks
 CASES: dict[str, tuple[Callable[..., Any], tuple[Tensor, ...], tuple[tuple[Blocks, bool, bool], ...]]] = {
     "line": (line, (), ((Blocks(64), True, True), (Blocks(512), True, True), (Blocks(2), True, False))),

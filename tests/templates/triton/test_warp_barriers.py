@@ -20,6 +20,7 @@ from kgen.rendered.gpu_kernel import TritonKernel
 from kgen.scheduler import Gpu, Options
 from kgen.templates.contract import Config
 from tests.kernels import plans
+from tests.slow import slow_but
 
 pytestmark = pytest.mark.none
 COMPUTE_UNITS = Gpu(arch=90).compute_units
@@ -50,7 +51,7 @@ def empty(*shape: int, dtype: torch.dtype = torch.bfloat16) -> Tensor:
     return torch.empty(shape, dtype=dtype)
 
 
-@pytest.mark.parametrize("length", [1, 16, 33, 80, 100, 1009])
+@pytest.mark.parametrize("length", slow_but(lambda n: n in (1, 33, 1009), [1, 16, 33, 80, 100, 1009]))
 def test_full_rows(length: int) -> None:
     """A group may have a tile less than the other one, or none."""
     for batch in (1, 70):
@@ -76,7 +77,7 @@ def matmul(x: Tensor, w: Tensor, y: Tensor) -> Tensor:
     return torch.relu(x @ w) + y
 
 
-@pytest.mark.parametrize("length", [1, 1024, 4100, 9000])
+@pytest.mark.parametrize("length", slow_but(lambda n: n in (1, 4100), [1, 1024, 4100, 9000]))
 def test_parts_of_their_own_with_many_tiles(length: int) -> None:
     for _, kernel in kernels(warp_specialized.NAME, matmul, (empty(length, 200), empty(200, 1024), empty(length, 1024))):
         run(kernel, [0, COMPUTE_UNITS - 1], orders=3)
