@@ -17,7 +17,7 @@ import torch
 from torch.fx import GraphModule
 
 from kgen import config as configuration
-from kgen import errors, failures, only, unusable
+from kgen import errors, failures, only, unusable, watch
 from kgen.build import cpp, toolchain
 from kgen.capture import decompositions, higher_order, rng, torch_adapter
 from kgen.capture.aot_cache import CompiledGraph, count_coverage
@@ -332,6 +332,9 @@ os.register_at_fork(after_in_child=_unlock)
 def compile_again(gm: GraphModule, info: GraphInfo, config: Config, known: tuple[Failure, ...] = ()) -> CompiledGraph:
     """`compile_graph` with the compiler that the configuration names, one graph at a time."""
     with _COMPILING, _toolchain_of(config), _without_collections():
+        watching = watch.current()
+        if watching is not None:
+            return watching(gm, info, config, partial(compile_graph, known=known))
         return compile_graph(gm, info, config, known)
 
 
