@@ -1,4 +1,4 @@
-"""The command line: ``kgen explain|bisect|cache|doctor|templates|tune``. A command's module is imported when the command runs."""
+"""The command line: ``kgen explain|bisect|cache|doctor|templates|tune``. A command's module is imported when it runs."""
 
 from __future__ import annotations
 

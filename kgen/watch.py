@@ -1,6 +1,6 @@
 """Lets a tool stand between AOTAutograd and the stages: it gets each graph as it comes in, and gives what is to be called.
 
-A module's variable and not a context's: backward graphs may be compiled in a thread of autograd's, which has no context of ours.
+A module's variable and not a context's: backward graphs may be compiled in a thread of autograd's, without a context of ours.
 """
 
 from __future__ import annotations

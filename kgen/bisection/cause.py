@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -20,11 +20,36 @@ from kgen.report.record import Record, recording
 
 __all__ = ["Cause", "KernelOfPart", "cause_of", "operators_of"]
 
-# Options that leave one thing out each, in the order in which a graph meets it.
-_SWITCHES: tuple[tuple[str, Any], ...] = (
-    ("inlining", False), ("templates", False), ("prologues", False), ("horizontal_fusion", False), ("operand_padding", False),
-    ("fusion", False), ("loop_reordering", False), ("early_launch", False), ("numerics", "eager"), ("isa", "generic"),
-)  # fmt: skip
+Options = Mapping[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class _Clue:
+    """Options that leave something out. Where they help, `stage` is to blame: the result is right `how`."""
+
+    options: Options
+    stage: str
+    how: str
+
+    def counts(self, kernels: Sequence[KernelOfPart]) -> bool:
+        """Where no kernel has a template, a graph without templates may have other kernels for another reason."""
+        return "templates" not in self.options or any(kernel.template != "loops" for kernel in kernels)
+
+
+# From what is most telling to what is least.
+_CLUES = (
+    _Clue({"templates": False}, "render", "without templates"),
+    _Clue({"prologues": False}, "schedule", "where templates read their operands from memory"),
+    _Clue({"operand_padding": False}, "schedule", "where templates read their operands as they lie"),
+    _Clue({"horizontal_fusion": False}, "schedule", "without launches that kernels share"),
+    _Clue({"fusion": False}, "schedule", "without fusion"),
+    _Clue({"inlining": False}, "lower", "with a loop for each operator"),
+    _Clue({"fusion": False, "inlining": False}, "schedule", "with a kernel for each operator"),
+    _Clue({"loop_reordering": False}, "schedule", "with loops in the operators' order"),
+    _Clue({"early_launch": False}, "render", "where each kernel waits for the one before"),
+    _Clue({"isa": "generic"}, "render", "without this machine's vector instructions"),
+    _Clue({"numerics": "eager"}, "render", "with eager's roundings"),
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,14 +70,15 @@ class Cause:
     why: str
     rules: tuple[str, ...]
     kernels: tuple[KernelOfPart, ...]
-    right_with: tuple[tuple[str, Any], ...]
+    right_with: tuple[Options, ...]
 
 
 def cause_of(part: Part, wrong: Wrong, trial: Trial) -> Cause:
     """What is to blame for a part that is wrong."""
     kernels = _kernels(part, trial)
-    right_with = tuple(_options_that_help(part, trial))
-    stage, why = _raising(part, trial) if wrong.error else _differing(part, trial, dict(right_with), kernels)
+    clues = list(_clues(part, trial))
+    stage, why = _raising(part, trial) if wrong.error else _differing(part, trial, clues, kernels)
+    right_with = (*(clue.options for clue in clues), *_fallbacks(part, trial))
     return Cause(stage, why, tuple(_rules(part)), kernels, right_with)
 
 
@@ -91,16 +117,24 @@ def _rules(part: Part) -> Iterator[str]:
 # ---- which options help -------------------------------------------------------------------------------------------------
 
 
-def _options_that_help(part: Part, trial: Trial) -> Iterator[tuple[str, Any]]:
-    for name, value in _SWITCHES:
-        if getattr(trial.config, name) != value and _is_right(part, trial, {name: value}):
-            yield name, value
+def _clues(part: Part, trial: Trial) -> Iterator[_Clue]:
+    for clue in _CLUES:
+        if _changes(trial, clue.options) and _is_right(part, trial, clue.options):
+            yield clue
+
+
+def _changes(trial: Trial, options: Options) -> bool:
+    return any(getattr(trial.config, name) != value for name, value in options.items())
+
+
+def _fallbacks(part: Part, trial: Trial) -> Iterator[Options]:
+    """Each operator that makes the part right when it runs in eager."""
     for operator in operators_of(part):
         if _is_right(part, trial, {"fallback": (*trial.config.fallback, operator)}):
-            yield "fallback", operator
+            yield {"fallback": operator}
 
 
-def _is_right(part: Part, trial: Trial, options: Mapping[str, Any]) -> bool:
+def _is_right(part: Part, trial: Trial, options: Options) -> bool:
     return replace(trial, config=replace(trial.config, **options)).wrong(part) is None
 
 
@@ -119,28 +153,15 @@ def _raising(part: Part, trial: Trial) -> tuple[str, str]:
     return "call", "all stages pass, and the call raises the error"
 
 
-def _differing(
-    part: Part, trial: Trial, right_with: Mapping[str, Any], kernels: tuple[KernelOfPart, ...]
-) -> tuple[str, str]:
+def _differing(part: Part, trial: Trial, clues: Sequence[_Clue], kernels: tuple[KernelOfPart, ...]) -> tuple[str, str]:
     text = _lowered_difference(part, trial)
     if text:
         return "lower", f"the loop IR is wrong before it is scheduled: {text}"
     checked = "the loop IR is right" if text == "" else "the loop IR could not be evaluated"
-    for option, stage, why in _CLUES:
-        if option in right_with and (option != "templates" or any(k.template != "loops" for k in kernels)):
-            return stage, f"{checked}, and so is the result {why}"
+    for clue in clues:
+        if clue.counts(kernels):
+            return clue.stage, f"{checked}, and so is the result {clue.how}"
     return "render", f"{checked}, and no option that leaves out a decision makes the result right"
-
-
-# What an option that helps says: the stage, and how.
-_CLUES = (
-    ("templates", "render", "without templates"),
-    ("fusion", "schedule", "without fusion"),
-    ("horizontal_fusion", "schedule", "without launches that kernels share"),
-    ("inlining", "lower", "with a loop for each operator"),
-    ("loop_reordering", "schedule", "with loops in the operator's order"),
-    ("isa", "render", "without this machine's vector instructions"),
-)
 
 
 def _lowered_difference(part: Part, trial: Trial) -> str | None:

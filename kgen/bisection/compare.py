@@ -1,7 +1,7 @@
 """Whether results are wrong, or as far from eager's as rounding takes them.
 
-Eager is no exact reference: it rounds after each operator. So where results differ, the graph runs once more in float64. What is
-as close to that as eager is, or nearly, is right.
+Eager is no exact reference: it rounds after each operator. So where results differ, the graph runs once more in float64. What
+is as close to that as eager is, or nearly, is right.
 """
 
 from __future__ import annotations
@@ -28,7 +28,9 @@ def run_eagerly(gm: GraphModule, args: Sequence[Any]) -> list[Any]:
         return list(Interpreter(gm).run(*args))
 
 
-def first_difference(gm: GraphModule, before: Sequence[Any], got: Sequence[Any], eager: Sequence[Any], state: RandomState) -> str:
+def first_difference(
+    gm: GraphModule, before: Sequence[Any], got: Sequence[Any], eager: Sequence[Any], state: RandomState
+) -> str:
     """What is wrong with `got`, or an empty text. Both lists are results, then arguments after the call; `before` are arguments
     before it, and `state` is that of random numbers."""
     suspects = [k for k, (a, b) in enumerate(zip(got, eager, strict=True)) if difference(a, b)]

@@ -1,4 +1,4 @@
-"""Copies of arguments that a graph may write into, and the state of random numbers: two runs have to begin alike."""
+"""Copies of arguments that a graph may write into, and the state of random numbers: two runs have to begin with the same."""
 
 from __future__ import annotations
 

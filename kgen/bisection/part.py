@@ -73,8 +73,8 @@ def _written(node: Node) -> Node:
 
 
 def part_of(gm: GraphModule, units: Iterable[Unit], values: Values) -> Part:
-    """These units alone. Their operands from outside are inputs, sizes from outside are numbers, and what anything outside reads
-    of them, or nothing at all, is a result."""
+    """These units alone. Their operands from outside are inputs, sizes from outside are numbers. Results are what anything
+    outside reads of them, or nothing at all."""
     inside = {node for unit in units for node in unit}
     builder = _Builder(Graph(), inside, values)
     for node in gm.graph.nodes:
@@ -82,7 +82,9 @@ def part_of(gm: GraphModule, units: Iterable[Unit], values: Values) -> Part:
             builder.add(node)
     builder.graph.output([builder.made[n] for n in gm.graph.nodes if n in inside and _is_result(n, inside, values)])
     part, shapes = GraphModule(gm, builder.graph), ShapeEnv()
-    FakeTensorProp(part, FakeTensorMode(shape_env=shapes, static_shapes=True, allow_non_fake_inputs=True)).propagate(*builder.inputs)
+    FakeTensorProp(part, FakeTensorMode(shape_env=shapes, static_shapes=True, allow_non_fake_inputs=True)).propagate(
+        *builder.inputs
+    )
     return Part(part, tuple(builder.inputs), shapes)
 
 

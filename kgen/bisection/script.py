@@ -121,9 +121,10 @@ def _options(config: Config) -> dict[str, object]:
 def _tried(path: Path) -> Written:
     command = [sys.executable, path.name]
     folders = os.pathsep.join(filter(None, (*sys.path, os.environ.get("PYTHONPATH", ""))))
+    environment = {**os.environ, "PYTHONPATH": folders}
     try:
         ran = subprocess.run(
-            command, cwd=path.parent, env={**os.environ, "PYTHONPATH": folders}, timeout=_SECONDS, capture_output=True, text=True,
+            command, cwd=path.parent, env=environment, timeout=_SECONDS, capture_output=True, text=True,
             check=False,
         )  # fmt: skip
     except subprocess.TimeoutExpired:

@@ -32,9 +32,7 @@ class Shrinker(Generic[Item]):
         numbers = self._shortest(items, numbers, lambda part, length: part[len(part) - length :])
         return [items[k] for k in self._thinned(items, numbers)]
 
-    def _shortest(
-        self, items: Sequence[Item], numbers: list[int], cut: Callable[[list[int], int], list[int]]
-    ) -> list[int]:
+    def _shortest(self, items: Sequence[Item], numbers: list[int], cut: Callable[[list[int], int], list[int]]) -> list[int]:
         low, high = 0, len(numbers)
         while high - low > 1:
             middle = (low + high) // 2

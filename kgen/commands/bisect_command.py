@@ -93,7 +93,7 @@ def _print_cause(cause: Cause) -> None:
     print(f"stage: {cause.stage}: {cause.why}")
     _print_list("rules", cause.rules)
     _print_list("kernels", [f"{k.name} ({k.template}): {', '.join(k.operators)}" for k in cause.kernels])
-    _print_list("right with", [f"options={{{name!r}: {value!r}}}" for name, value in cause.right_with])
+    _print_list("right with", [f"options={dict(options)!r}" for options in cause.right_with])
 
 
 def _print_list(title: str, lines: Sequence[str]) -> None:
