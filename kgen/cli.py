@@ -116,9 +116,12 @@ def _templates_parser(parser: argparse.ArgumentParser) -> None:
             ("new", "new", "write a template to begin with, in this folder"),
         )
     }
-    for name in ("show", "check", "new"):
+    made["why"] = _command(actions, "why", "say of each kernel of a script why the template has it or not", "templates_why:why", True)
+    for name in ("show", "check", "new", "why"):
         made[name].add_argument("name", metavar="NAME")
-    for name in ("list", "show", "check"):
+    made["why"].add_argument("target", metavar="script.py", type=Path)
+    made["why"].add_argument("--mode", help="compile in this mode (max-autotune, ...)")
+    for name in ("list", "show", "check", "why"):
         made[name].add_argument("--module", action="append", default=[], help="import this module, which declares templates")
     made["check"].add_argument("--configs", type=int, default=3, help="configurations of each problem")
 
