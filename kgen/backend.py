@@ -468,7 +468,7 @@ def _toolchain_of(config: Config) -> AbstractContextManager[object]:
     """The compiler, the instruction set and the caches' folder that this call names, for stages that ask for them."""
     named: dict[str, Any] = {
         "compiler": config.compiler, "isa": config.isa, "compile_seconds": config.compile_seconds,
-        "cache_dir": config.cache_dir,
+        "cache_dir": config.cache_dir, "debug_info": config.debug_info or None,
     }  # fmt: skip
     return configuration.override(**{name: value for name, value in named.items() if value is not None})
 

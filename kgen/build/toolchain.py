@@ -186,9 +186,13 @@ _FLOAT_FLAGS = ("-ffp-contract=off", "-fno-math-errno", "-fno-trapping-math")
 _KERNEL_FLAGS = ("-O3", "-std=c++20", "-fopenmp", *_FLOAT_FLAGS, "-fno-exceptions", "-fPIC", "-Wno-psabi")
 
 
+# Lines for debuggers, and frames that perf can walk through.
+_DEBUG_FLAGS = ("-g", "-fno-omit-frame-pointer")
+
+
 def kernel_flags() -> tuple[str, ...]:
     """Compile flags of kernels and of the header precompiled for them (the two must agree)."""
-    return (*_KERNEL_FLAGS, *isa().flags)
+    return (*_KERNEL_FLAGS, *isa().flags, *(_DEBUG_FLAGS if config.current().debug_info else ()))
 
 
 def torch_library_dir() -> Path:
