@@ -116,7 +116,9 @@ def _templates_parser(parser: argparse.ArgumentParser) -> None:
             ("new", "new", "write a template to begin with, in this folder"),
         )
     }
-    made["why"] = _command(actions, "why", "say of each kernel of a script why the template has it or not", "templates_why:why", True)
+    made["why"] = _command(
+        actions, "why", "say of each kernel of a script why the template has it or not", "templates_why:why", True
+    )
     for name in ("show", "check", "new", "why"):
         made[name].add_argument("name", metavar="NAME")
     made["why"].add_argument("target", metavar="script.py", type=Path)

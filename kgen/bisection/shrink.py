@@ -1,7 +1,7 @@
 """The search for a small part of a list that still shows a fault.
 
 First the shortest beginning and the shortest end by bisection, then ever smaller runs are left out (Zeller and Hildebrandt,
-"Simplifying and isolating failure-inducing input", 2002). Every answer was tried: bisection does not rely on a fault that
+"Simplifying and isolating failure-inducing input", 2002). Every part was tried: bisection does not rely on a fault that
 stays when more is added.
 """
 

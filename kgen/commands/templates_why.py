@@ -12,7 +12,7 @@ from kgen.commands.exit_codes import OK, WRONG, misused
 from kgen.commands.script import run_script
 from kgen.commands.templates_command import found_template, load_modules
 from kgen.ir.nodes import Origin
-from kgen.scheduler.selection.template_decisions import DECISIONS, TemplateDecision, answer
+from kgen.scheduler.selection.template_decisions import DECISIONS, TemplateDecision, verdict_on
 from kgen.templates.contract import Template
 from kgen.templates.loop_contract import LoopProblem, LoopTemplate
 from kgen.templates.render_step import LOOP_KERNELS
@@ -54,7 +54,7 @@ def _of_contractions(template: Template, decisions: Iterable[TemplateDecision]) 
     last = {(one.graph.name, one.out): one for one in decisions if one.given.only is None}
     for (graph, out), decision in last.items():
         yield f"{out} of {graph}: {_place(decision.kernel.origins)}"
-        yield f"  {template.name} {answer(template, decision)}"
+        yield f"  {template.name} {verdict_on(template, decision)}"
 
 
 # ---- loops --------------------------------------------------------------------------------------------------------------
@@ -64,10 +64,10 @@ def _of_loops(template: LoopTemplate, loops: Iterable[tuple[LoopProblem, LoopTem
     for problem, taken in loops:
         if (problem.kind, problem.device) == (template.implements.kind, template.device):
             yield f"{problem.step.name}: {_place(problem.origins)}"
-            yield f"  {template.name} {_answer_of_loops(template, taken, problem)}"
+            yield f"  {template.name} {_verdict_on_loops(template, taken, problem)}"
 
 
-def _answer_of_loops(template: LoopTemplate, taken: LoopTemplate, problem: LoopProblem) -> str:
+def _verdict_on_loops(template: LoopTemplate, taken: LoopTemplate, problem: LoopProblem) -> str:
     if taken.name == template.name:
         return "takes it"
     reason = template.refuse(problem)

@@ -15,7 +15,7 @@ from kgen.templates.contract import Template
 from kgen.templates.problem import Problem, problem_of
 from kgen.verdict import Verdict
 
-__all__ = ["DECISIONS", "TemplateDecision", "answer"]
+__all__ = ["DECISIONS", "TemplateDecision", "verdict_on"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,7 +34,7 @@ class TemplateDecision:
 DECISIONS: Listeners[TemplateDecision] = Listeners()
 
 
-def answer(template: Template, decision: TemplateDecision) -> str:
+def verdict_on(template: Template, decision: TemplateDecision) -> str:
     """What became of one template in a decision, as a sentence without its subject."""
     if template.device != decision.device.kind:
         return f"is for {template.device}, and the kernel runs on {decision.device.kind}"

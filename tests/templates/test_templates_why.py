@@ -18,7 +18,7 @@ from torch.utils._python_dispatch import _disable_current_modes
 from kgen.capture.decompositions import TABLE
 from kgen.cli import main
 from kgen.listeners import Listeners
-from kgen.scheduler.selection.template_decisions import DECISIONS, answer
+from kgen.scheduler.selection.template_decisions import DECISIONS, verdict_on
 from kgen.templates import registry
 
 SCRIPT = """
@@ -46,7 +46,7 @@ def t(*shape: int) -> torch.Tensor:
     return torch.empty(*shape, dtype=torch.bfloat16)
 
 
-def answers(name: str, fn: Callable[..., Any], *args: torch.Tensor) -> list[str]:
+def verdicts_of(name: str, fn: Callable[..., Any], *args: torch.Tensor) -> list[str]:
     """What the template makes of each decision about a GPU's kernels."""
     with DECISIONS.listening() as decisions:
 
@@ -58,7 +58,7 @@ def answers(name: str, fn: Callable[..., Any], *args: torch.Tensor) -> list[str]
         compiled = aot_function(fn, plan, decompositions=TABLE)
         with torch.no_grad(), FakeTensorMode(allow_non_fake_inputs=True):
             compiled(*args)
-    return [answer(registry.find(name), one) for one in {one.out: one for one in decisions}.values()]
+    return [verdict_on(registry.find(name), one) for one in {one.out: one for one in decisions}.values()]
 
 
 @pytest.mark.cpu
@@ -91,14 +91,14 @@ def test_wrong_use(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
 
 @pytest.mark.none
 def test_a_refusal_is_the_templates_own() -> None:
-    [one] = answers("triton_matmul_full_row", F.linear, t(64, 8192), t(8192, 8192))
+    [one] = verdicts_of("triton_matmul_full_row", F.linear, t(64, 8192), t(8192, 8192))
     assert one.startswith("refuses it: ")
     assert len(one) > len("refuses it: ")
 
 
 @pytest.mark.none
 def test_another_device() -> None:
-    [one] = answers("cpp_matmul", F.linear, t(64, 512), t(512, 512))
+    [one] = verdicts_of("cpp_matmul", F.linear, t(64, 512), t(512, 512))
     assert one == "is for cpu, and the kernel runs on cuda"
 
 
@@ -110,7 +110,7 @@ def test_what_is_slower_has_its_estimate() -> None:
         return F.gelu(F.linear(x, w))
 
     found = {
-        one.name: answers(one.name, gelu_linear, t(4096, 4096), t(4096, 4096))[-1] for one in registry.contractions("cuda")
+        one.name: verdicts_of(one.name, gelu_linear, t(4096, 4096), t(4096, 4096))[-1] for one in registry.contractions("cuda")
     }
     taking = [text for text in found.values() if text.startswith("takes it: ")]
     slower = [text for text in found.values() if text.startswith("could compute it in ")]
