@@ -13,7 +13,6 @@ arguments that stay in their place, as parameters do.
 from __future__ import annotations
 
 import argparse
-import json
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
@@ -31,7 +30,8 @@ from bench.cpu_patterns import MATMULS as CPU_MATMULS
 from bench.gpu_patterns import GPU_PATTERNS
 from bench.gpu_timing import COLD, MAX_SETS, Entry, Function, prepare, take_turns
 from bench.matmuls import MATMULS
-from bench.measure import geomean, interleave, machine_facts, synchronize
+from bench.measure import geomean, interleave, synchronize
+from bench.measurements import rows_in, write
 from bench.patterns import PATTERNS
 
 # What each switch turns off. The last one leaves a kernel for every operator.
@@ -187,7 +187,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         raise SystemExit(f"no {', '.join(unknown)} on {options.device}; there are: {', '.join(every)}")
     rows: list[dict[str, Any]] = []
     if options.append and options.json and options.json.exists():
-        rows = json.loads(options.json.read_text())["ablation"]
+        rows = rows_in(options.json)
     known_already = {row["name"] for row in rows}
     console = Console(width=160)
     with torch.no_grad():
@@ -198,8 +198,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
             times = "  ".join(f"{variant} {taken * 1e6:.1f}" for variant, taken in rows[-1]["seconds"].items())
             console.print(f"[bold]{name}[/]: {times}", highlight=False)
             if options.json:
-                options.json.parent.mkdir(parents=True, exist_ok=True)
-                options.json.write_text(json.dumps({"machine": machine_facts(), "ablation": rows}, indent=1))
+                write(options.json, "ablation", rows)
     show(rows, options.switches, console)
 
 

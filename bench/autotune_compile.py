@@ -26,7 +26,8 @@ import torch
 
 from bench.contenders import copy_of, failure
 from bench.matmuls import BY_NUMBER, MATMULS
-from bench.measure import cache_environment, machine_facts, seconds_of
+from bench.measure import cache_environment, seconds_of
+from bench.measurements import Entry, read, write
 from bench.report import markdown
 from bench.results import Results
 
@@ -90,6 +91,20 @@ def joined(older: dict[str, Any], newer: dict[str, Any]) -> dict[str, Any]:
     return result
 
 
+def entries_of_runs(found: dict[str, Any]) -> list[Entry]:
+    """An entry for each matmul, with the seconds of each compiler in a cold and in a warm process."""
+    runs = {f"{compiler}, {kind}": run for compiler, kinds in found.items() for kind, run in kinds.items()}
+    numbers = dict.fromkeys(number for run in runs.values() for number in (*run.get("seconds", {}), *run.get("errors", {})))
+
+    def entry(number: str) -> Entry:
+        taken = {name: run["seconds"][number] for name, run in runs.items() if number in run.get("seconds", {})}
+        return Entry(
+            number, taken, {name: run["errors"][number] for name, run in runs.items() if number in run.get("errors", {})}
+        )
+
+    return [entry(number) for number in numbers]
+
+
 def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--only", nargs="+", choices=list(BY_NUMBER), default=[p.number for p in MATMULS])
@@ -109,12 +124,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return 0
     found: dict[str, Any] = {}
     if options.append and options.json and options.json.exists():
-        found = json.loads(options.json.read_text())["autotune_compile"]
+        found = read(options.json).facts
     for compiler in options.compilers:
         found = joined(found, {compiler: cold_and_warm(compiler, options)})
         if options.json:
-            options.json.parent.mkdir(parents=True, exist_ok=True)
-            options.json.write_text(json.dumps({"machine": machine_facts(), "autotune_compile": found}, indent=1))
+            write(options.json, "autotune_compile", entries_of_runs(found), found)
     print(markdown(Results([], compiles=found)))
     for compiler, runs in found.items():
         for kind, run in runs.items():

@@ -23,7 +23,8 @@ from rich.console import Console
 from rich.table import Table
 
 from bench.contenders import COMPILERS, CONTENDERS, Job, failure, jobs
-from bench.measure import as_json, cache_environment, copy_rate, geomean, interleave, machine_facts, seconds_of
+from bench.measure import as_json, cache_environment, copy_rate, geomean, interleave, seconds_of
+from bench.measurements import write
 
 WARM_UP_SIZE = 8
 
@@ -247,11 +248,11 @@ def main(arguments: list[str] | None = None) -> int:
     print_times(rows, options, rate, console)
     print_compiles(compiles, console)
     if options.json:
-        report = {
-            "machine": machine_facts(), "megabytes": options.megabytes, "copy_rate": rate, "geomeans": geomeans(rows),
-            "rows": rows, "compile": compiles, "compile_totals": compile_totals(compiles),
+        facts = {
+            "megabytes": options.megabytes, "copy_rate": rate, "geomeans": geomeans(rows), "compile": compiles,
+            "compile_totals": compile_totals(compiles),
         }  # fmt: skip
-        options.json.write_text(json.dumps(report, indent=1))
+        write(options.json, "compare", rows, facts)
     return 0
 
 

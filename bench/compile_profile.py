@@ -10,7 +10,6 @@ stages leave of the first call. The compiler's parts are g++'s own report, summe
 from __future__ import annotations
 
 import argparse
-import json
 import os
 import re
 import subprocess
@@ -26,7 +25,8 @@ import torch
 from rich.console import Console
 from rich.table import Table
 
-from bench.measure import cache_environment, machine_facts, synchronize
+from bench.measure import cache_environment, synchronize
+from bench.measurements import Entry, write
 
 # g++'s phases under the names of the table.
 PHASES = {
@@ -161,7 +161,7 @@ def main(arguments: list[str] | None = None) -> int:
         results = {name: profile(name, options.device) for name in options.graphs}
     print_table(results)
     if options.json:
-        options.json.write_text(json.dumps({"machine": machine_facts(), "results": results}, indent=1))
+        write(options.json, "compile_profile", [Entry(name, {}, {}, dict(found)) for name, found in results.items()])
     return 0
 
 

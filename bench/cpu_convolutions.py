@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import argparse
 import copy
-import json
 import time
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
@@ -24,7 +23,8 @@ from rich.console import Console
 from torch import Tensor, nn
 
 from bench.contenders import failure
-from bench.measure import geomean, interleave, machine_facts, thread_count
+from bench.measure import geomean, interleave, thread_count
+from bench.measurements import write
 
 # ---- nets ---------------------------------------------------------------------------------------------------------------
 
@@ -229,8 +229,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
                 f"inductor-frozen over {one}: geomean {geomean(ratios):.2f}, least {min(ratios):.2f}", highlight=False
             )
     if options.json:
-        options.json.parent.mkdir(parents=True, exist_ok=True)
-        options.json.write_text(json.dumps({"machine": machine_facts(), "convolutions": rows}, indent=1))
+        write(options.json, "cpu_convolutions", rows)
 
 
 if __name__ == "__main__":

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import itertools
-import json
 import math
 import time
 from collections.abc import Callable, Iterable, Mapping
@@ -17,7 +16,8 @@ from rich.console import Console
 from torch import Tensor
 
 from bench.contenders import failure
-from bench.measure import as_json, geomean, interleave, machine_facts, thread_count
+from bench.measure import as_json, geomean, interleave, thread_count
+from bench.measurements import bench_of, named, write
 
 T = TypeVar("T")
 Row = dict[str, Any]
@@ -57,7 +57,7 @@ def measured(
             rows[title] = measure(cases[name], dtypes[dtype], options)
             show(title, rows[title], console)
             if options.json:
-                options.json.write_text(json.dumps({"machine": machine_facts(), "rows": rows}, indent=1))
+                write(options.json, bench_of(getattr(measure, "func", measure)), named(rows))
     return rows
 
 

@@ -25,7 +25,8 @@ import torch
 from rich.console import Console
 from rich.table import Table
 
-from bench.measure import cache_environment, machine_facts
+from bench.measure import cache_environment
+from bench.measurements import Entry, write
 
 Row = dict[str, float]
 
@@ -117,7 +118,7 @@ def main(arguments: list[str] | None = None) -> int:
     }
     show(rows)
     if options.json:
-        options.json.write_text(json.dumps({"machine": machine_facts(), "rows": rows}, indent=1))
+        write(options.json, "equal_layers", [Entry(name, {"kgen": row["kgen"]}, {}, row) for name, row in rows.items()])
     return 0
 
 

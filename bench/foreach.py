@@ -9,7 +9,6 @@ python -m bench.foreach --device cuda --json out.json
 from __future__ import annotations
 
 import argparse
-import json
 import os
 import statistics
 import sys
@@ -22,7 +21,8 @@ import torch
 from rich.console import Console
 from rich.table import Table
 
-from bench.measure import as_json, cache_environment, copy_rate, interleave, machine_facts, seconds_of
+from bench.measure import as_json, cache_environment, copy_rate, interleave, seconds_of
+from bench.measurements import write
 
 Shapes = list[tuple[int, ...]]
 
@@ -112,7 +112,7 @@ def main(arguments: list[str] | None = None) -> int:
             torch.compile(lambda x: torch.relu(x) * 2, backend=backend)(torch.ones(8, device=options.device))
         rows = run(options, Console(width=None if sys.stdout.isatty() else 160))
     if options.json:
-        options.json.write_text(json.dumps({"machine": machine_facts(), "rows": rows}, indent=1))
+        write(options.json, "foreach", rows)
     return 0
 
 

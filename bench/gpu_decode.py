@@ -13,7 +13,6 @@ rate, of bytes read and written, comes from the same run. `--smoke` times nothin
 from __future__ import annotations
 
 import argparse
-import json
 import math
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import nullcontext
@@ -31,7 +30,8 @@ from bench import smoke
 from bench.contenders import copy_of, failure
 from bench.gpu_matmuls import quiet
 from bench.gpu_timing import Entry, machine_rates, prepare, relative_error, timed
-from bench.measure import machine_facts, synchronize
+from bench.measure import synchronize
+from bench.measurements import write
 from bench.smoke import Check, Task
 from kgen.only import Pick, only
 from kgen.templates.contract import Config
@@ -258,8 +258,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
             rows.append(measure(case, options, copy))
             show(rows[-1], console)
             if options.json:
-                options.json.parent.mkdir(parents=True, exist_ok=True)
-                options.json.write_text(json.dumps({"machine": machine_facts(), "rows": rows}, indent=1))
+                write(options.json, "gpu_decode", rows)
 
 
 if __name__ == "__main__":

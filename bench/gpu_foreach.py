@@ -11,7 +11,6 @@ clock: the host's part counts. `copy` is the time in which a copy of a large ten
 from __future__ import annotations
 
 import argparse
-import json
 import os
 import statistics
 import sys
@@ -26,7 +25,8 @@ import torch.nn.functional as F
 from rich.console import Console
 from torch import Tensor, nn
 
-from bench.measure import as_json, cache_environment, copy_rate, geomean, interleave, machine_facts, seconds_of
+from bench.measure import as_json, cache_environment, copy_rate, geomean, interleave, seconds_of
+from bench.measurements import write
 
 Call = Callable[[], Any]
 # The shapes of a small transformer's parameters, over and over.
@@ -198,7 +198,7 @@ def main(arguments: list[str] | None = None) -> int:
             rows.append(measured(name, pattern, options, rate))
             console.print(line(rows[-1]), highlight=False, soft_wrap=True)
             if options.json:
-                options.json.write_text(json.dumps({"machine": machine_facts(), "rows": rows}, indent=1))
+                write(options.json, "gpu_foreach", rows)
     console.print(f"geomean of best / kgen: {geomean(row['ratio'] for row in rows):.2f}")
     return 0
 

@@ -34,11 +34,12 @@ import torch
 from rich.console import Console
 from torch import Tensor
 
+from bench import measurements
 from bench.contenders import copy_of, failure
 from bench.cublas import through_cupy
 from bench.gpu_timing import COLD, MAX_SETS, Entry, Function, machine_rates, prepare, timed
 from bench.matmuls import BY_NUMBER, MATMULS, Matmul
-from bench.measure import machine_facts, synchronize
+from bench.measure import synchronize
 from bench.report import markdown
 from bench.results import Results, load, merged
 from kgen.only import only
@@ -170,8 +171,7 @@ def show(row: dict[str, Any], console: Console) -> None:
 def write(path: Path, rows: Sequence[dict[str, Any]]) -> None:
     """The rows without their samples."""
     kept = [{name: value for name, value in row.items() if name != "samples"} for row in rows]
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(json.dumps({"machine": machine_facts(), "rows": kept}, indent=1))
+    measurements.write(path, "gpu_matmuls", kept)
 
 
 def parse(arguments: Sequence[str] | None) -> argparse.Namespace:

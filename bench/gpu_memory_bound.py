@@ -7,7 +7,6 @@ python -m bench.gpu_memory_bound --patterns softmax cross_entropy --contenders e
 from __future__ import annotations
 
 import argparse
-import json
 import statistics
 import time
 from collections.abc import Callable
@@ -20,7 +19,8 @@ from rich.table import Table
 
 from bench.contenders import failure
 from bench.gpu_patterns import GPU_PATTERNS
-from bench.measure import copy_rate, geomean, machine_facts
+from bench.measure import copy_rate, geomean
+from bench.measurements import write
 from bench.patterns import Pattern, outputs_of
 
 CONTENDERS: dict[str, Callable[[Callable[..., Any]], Callable[..., Any]]] = {
@@ -123,7 +123,7 @@ def main() -> None:
     rows = [measure(p, options, rate) for p in GPU_PATTERNS if p.name in options.patterns]
     print_table(rows, options.contenders, console)
     if options.json:
-        options.json.write_text(json.dumps({"machine": machine_facts(), "copy_rate": rate, "rows": rows}, indent=1))
+        write(options.json, "gpu_memory_bound", rows, {"copy_rate": rate})
 
 
 if __name__ == "__main__":

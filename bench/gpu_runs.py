@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import json
 import math
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
@@ -18,7 +17,8 @@ from torch import Tensor
 
 from bench.contenders import failure
 from bench.gpu_timing import Entry, Function, machine_rates, prepare
-from bench.measure import machine_facts, synchronize
+from bench.measure import synchronize
+from bench.measurements import bench_of, rows_in, write
 
 QUICK_SECONDS = 450.0
 Row = dict[str, Any]
@@ -93,7 +93,7 @@ def run(
     console = Console(width=200)
     started, rows = time.perf_counter(), []
     if options.append and options.json and options.json.exists():
-        rows = json.loads(options.json.read_text())["rows"]
+        rows = rows_in(options.json)
     known = {row["name"] for row in rows}
     rates = machine_rates(options.device, 8192 if options.device == "cuda" else 64)
     console.print(", ".join(f"{name} {value:.3g}/s" for name, value in rates.items()), highlight=False)
@@ -107,10 +107,5 @@ def run(
             show(row, console)
             rows = [*(old for old in rows if old["name"] != name), row]
             if options.json:
-                write(options.json, rows)
+                write(options.json, bench_of(measure), rows)
     return rows
-
-
-def write(path: Path, rows: Sequence[Row]) -> None:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(json.dumps({"machine": machine_facts(), "rows": list(rows)}, indent=1))

@@ -9,7 +9,6 @@ python -m bench.host_overhead --device cuda --contenders inductor kgen inductor-
 from __future__ import annotations
 
 import argparse
-import json
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -23,7 +22,8 @@ from torch import Tensor
 from torch._dynamo.backends.common import aot_autograd
 
 from bench.contenders import failure
-from bench.measure import as_json, interleave, machine_facts
+from bench.measure import as_json, interleave
+from bench.measurements import write
 
 
 def one(x: Tensor) -> Tensor:
@@ -128,7 +128,7 @@ def main(arguments: list[str] | None = None) -> int:
         for name, why in row["failed"].items():
             console.print(f"{name} failed on {row['name']}: {why}", highlight=False, markup=False)
     if options.json:
-        options.json.write_text(json.dumps({"machine": machine_facts(), "rows": rows}, indent=1))
+        write(options.json, "host_overhead", rows)
     return 0
 
 

@@ -155,8 +155,8 @@ def machine_facts() -> dict[str, Any]:
         "compiler": _first_line([os.environ.get("KGEN_CXX", "g++"), "--version"]),
         "commit": _first_line(["git", "-C", str(Path(__file__).parent), "rev-parse", "--short", "HEAD"]),
     }
-    for package in ("torch", "triton", "kgen"):
-        facts[package] = _version(package)
+    for package, distribution in (("torch", "torch"), ("triton", "triton"), ("kgen", "torch-kgen")):
+        facts[package] = _version(distribution)
     if torch.cuda.is_available():
         facts["gpu"] = torch.cuda.get_device_name()
     return facts

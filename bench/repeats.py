@@ -23,7 +23,8 @@ import torch
 from rich.console import Console
 from rich.table import Table
 
-from bench.measure import cache_environment, machine_facts
+from bench.measure import cache_environment
+from bench.measurements import Entry, write
 
 Row = dict[str, float]
 
@@ -91,7 +92,7 @@ def main(arguments: list[str] | None = None) -> int:
         table.add_row(name, f"{row['kgen']:.2f}", f"{row['whole']:.2f}", f"{row['kernels']:.0f}")
     Console(width=None if sys.stdout.isatty() else 128).print(table)
     if options.json:
-        options.json.write_text(json.dumps({"machine": machine_facts(), "rows": found}, indent=1))
+        write(options.json, "repeats", [Entry(name, {"kgen": row["kgen"]}, {}, row) for name, row in found.items()])
     return 0
 
 

@@ -2,8 +2,8 @@
 
 python -m bench.report out/matmuls.json [more.json ...] --out out/report/
 
-Reads the JSON of `bench.gpu_matmuls`, of `bench.autotune_compile`, and pytest-benchmark's of `bench/test_gpu_matmuls.py`; of
-matmuls in several files the last one counts. Writes report.md, and ratios.png and roofline.png where matplotlib is installed.
+Reads the JSON of all benches (`bench/measurements.py`) and pytest-benchmark's of `bench/test_gpu_matmuls.py`; of matmuls in
+several files the last one counts. Writes report.md, and ratios.png and roofline.png where matplotlib is installed.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from bench.measure import geomean
+from bench.measurements import Entry, Measurements
 from bench.results import OURS, PEERS, Results, Row, floor, load, ratio, seconds
 
 MEGABYTE = 1e6
@@ -26,6 +27,7 @@ def markdown(results: Results) -> str:
     if results.rows:
         parts += [_times(results), _ratios(results), _regret(results), _summary(results), _memory(results), _failed(results)]
     parts.append(_compiles(results.compiles))
+    parts += [_of_bench(one) for one in results.others]
     return "\n\n".join(part for part in parts if part) + "\n"
 
 
@@ -128,6 +130,40 @@ def _compiles(compiles: dict[str, Any]) -> str:
     heads = ["compiler", "process", "seconds in total", "slowest", "failed"]
     table = _table(heads, rows)
     return f"## First calls in fresh processes, over the {len(shared)} matmuls that all compile\n\n{table}"
+
+
+def _of_bench(given: Measurements) -> str:
+    """A section with the times of any bench, each over those of kgen."""
+    machine = {"card": given.card, **{name: given.machine[name] for name in ("torch", "kgen", "commit", "date")}}
+    facts = ", ".join(f"{name} {value}" for name, value in machine.items() if value)
+    command = " ".join(["python -m", f"bench.{given.bench}", *given.command])
+    return f"## {given.bench}\n\n{facts}\n\n`{command}`\n\n{_times_of(given)}"
+
+
+def _times_of(given: Measurements) -> str:
+    names = given.contenders
+    peers = [name for name in names if name != "kgen" and "kgen" in names]
+    rows = [
+        [
+            entry.name.replace("|", "\\|"), *(_cell(entry, name) for name in names),
+            *(_number(_over_kgen(entry, peer), 3) for peer in peers),
+        ] for entry in given.entries
+    ]  # fmt: skip
+    found = [[ratio for entry in given.entries if (ratio := _over_kgen(entry, peer))] for peer in peers]
+    means = [f"**{geomean(ratios):.3f}**" if ratios else "" for ratios in found]
+    if peers:
+        rows.append(["**geomean**", *("" for _ in names), *means])
+    return _table(["", *(f"{name}, us" for name in names), *(f"{peer} / kgen" for peer in peers)], rows)
+
+
+def _cell(entry: Entry, name: str) -> str:
+    if name in entry.failed:
+        return "failed"
+    return f"{entry.seconds[name] * 1e6:.1f}" if name in entry.seconds else ""
+
+
+def _over_kgen(entry: Entry, peer: str) -> float | None:
+    return _divided(entry.seconds.get(peer), entry.seconds.get("kgen"))
 
 
 def _title(row: Row) -> str:

@@ -1,4 +1,5 @@
-"""What `bench.gpu_matmuls` and `bench/test_gpu_matmuls.py` measured: read from their JSON, and compared."""
+"""What `bench.gpu_matmuls` and `bench/test_gpu_matmuls.py` measured: read from their JSON, and compared. Of other benches,
+files as they are."""
 
 from __future__ import annotations
 
@@ -9,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from bench.measure import geomean
+from bench.measurements import Measurements, read
 
 Row = dict[str, Any]
 PEERS = ("max-autotune", "inductor", "library", "cupy", "eager")
@@ -42,11 +44,24 @@ class Comparison:
 
 @dataclass
 class Results:
-    """Rows of matmuls, each with the contenders that ran (`results`) and those that did not (`failed`: why)."""
+    """Rows of matmuls, each with the contenders that ran (`results`) and those that did not (`failed`: why). `others` are files
+    of other benches."""
 
     rows: list[Row]
     machine: dict[str, Any] = field(default_factory=dict)
     compiles: dict[str, Any] = field(default_factory=dict)
+    others: list[Measurements] = field(default_factory=list)
+
+    def add(self, given: Measurements) -> None:
+        """Takes what a file has of matmuls."""
+        if given.bench == "gpu_matmuls":
+            self.rows = merged(self.rows, given.rows)
+        elif given.bench == "autotune_compile":
+            self.compiles |= given.facts
+        else:
+            self.others.append(given)
+            return
+        self.machine = self.machine or given.machine
 
     @property
     def contenders(self) -> list[str]:
@@ -118,11 +133,14 @@ def _order(number: str) -> tuple[int, str]:
 
 
 def load(paths: Sequence[Path]) -> Results:
-    """Of later files, rows replace those of earlier ones. Raises ValueError for a file of another kind."""
+    """Of later files, rows replace those of earlier ones. Files of other benches are left out. Raises ValueError for a file of
+    another kind; rows and compile times without a schema are of benches before they had one."""
     found = Results([])
     for path in paths:
         given = json.loads(path.read_text())
-        if "benchmarks" in given:
+        if "schema" in given:
+            found.add(read(path))
+        elif "benchmarks" in given:
             found.rows = merged(found.rows, from_pytest(given))
             found.machine = found.machine or {"gpu": given["machine_info"].get("gpu", ""), "date": given.get("datetime", "")}
         elif "rows" in given and isinstance(given["rows"], list):
@@ -131,7 +149,7 @@ def load(paths: Sequence[Path]) -> Results:
         elif "autotune_compile" in given:
             found.compiles |= given["autotune_compile"]
         else:
-            raise ValueError(f"{path} is neither of bench.gpu_matmuls, bench.autotune_compile nor of pytest-benchmark")
+            raise ValueError(f"{path} is neither of a bench nor of pytest-benchmark")
     return found
 
 

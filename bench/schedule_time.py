@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import argparse
 import gc
-import json
 import statistics
 import sys
 import time
@@ -29,7 +28,8 @@ from rich.console import Console
 from rich.table import Table
 from torch.fx import GraphModule
 
-from bench.measure import growth_exponent, machine_facts
+from bench.measure import growth_exponent
+from bench.measurements import Entry, write
 from examples.gpt import FULL
 from kgen import backend
 from tools.replay_adapter import door, without_compilers
@@ -131,14 +131,16 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--json", type=Path)
     options = parser.parse_args(arguments)
     console = Console(width=None if sys.stdout.isatty() else 128)
-    report: dict[str, Any] = {"machine": machine_facts(), "devices": {}}
+    entries: list[Entry] = []
+    exponents: dict[str, float | None] = {}
     for device in options.device:
         with without_compilers():
             rows = {blocks: measure(blocks, device, options.repeats) for blocks in options.blocks}
         print_table(device, rows, console)
-        report["devices"][device] = {"rows": rows, "exponent": exponent(rows)}
+        entries += [Entry(f"{blocks} blocks, {device}", {"kgen": row["total"]}, {}, row) for blocks, row in rows.items()]
+        exponents[device] = exponent(rows)
     if options.json:
-        options.json.write_text(json.dumps(report, indent=1))
+        write(options.json, "schedule_time", entries, {"exponents": exponents})
     return 0
 
 

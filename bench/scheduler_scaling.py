@@ -9,7 +9,6 @@ No run finds kernels of another: each is of another seed, and the cache folder i
 from __future__ import annotations
 
 import argparse
-import json
 import os
 import random
 import sys
@@ -25,7 +24,8 @@ from rich.table import Table
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx import Graph, GraphModule, Node
 
-from bench.measure import growth_exponent, machine_facts
+from bench.measure import growth_exponent
+from bench.measurements import Entry, write
 
 aten = torch.ops.aten
 SHAPES = ((64, 96), (96, 64), (128, 32), (16, 8, 40), (512,))
@@ -161,7 +161,8 @@ def main(arguments: list[str] | None = None) -> int:
         table.add_row(stage, *(f"{row[stage]:.3f}" for row in results.values()), slope)
     Console(width=None if sys.stdout.isatty() else 128).print(table)
     if options.json:
-        options.json.write_text(json.dumps({"machine": machine_facts(), "seconds": results, "exponents": found}, indent=1))
+        entries = [Entry(f"{size} nodes", {"kgen": sum(row.values())}, {}, dict(row)) for size, row in results.items()]
+        write(options.json, "scheduler_scaling", entries, {"exponents": found})
     return 0
 
 

@@ -17,7 +17,7 @@ import torch
 from torch.fx import GraphModule
 
 from kgen import config as configuration
-from kgen import errors, failures, only, unusable
+from kgen import errors, failures, only, unusable, watch
 from kgen.build import cpp, toolchain
 from kgen.capture import decompositions, higher_order, rng, torch_adapter
 from kgen.capture.aot_cache import CompiledGraph, count_coverage
@@ -332,6 +332,9 @@ os.register_at_fork(after_in_child=_unlock)
 def compile_again(gm: GraphModule, info: GraphInfo, config: Config, known: tuple[Failure, ...] = ()) -> CompiledGraph:
     """`compile_graph` with the compiler that the configuration names, one graph at a time."""
     with _COMPILING, _toolchain_of(config), _without_collections():
+        watching = watch.current()
+        if watching is not None:
+            return watching(gm, info, config, partial(compile_graph, known=known))
         return compile_graph(gm, info, config, known)
 
 
@@ -468,7 +471,7 @@ def _toolchain_of(config: Config) -> AbstractContextManager[object]:
     """The compiler, the instruction set and the caches' folder that this call names, for stages that ask for them."""
     named: dict[str, Any] = {
         "compiler": config.compiler, "isa": config.isa, "compile_seconds": config.compile_seconds,
-        "cache_dir": config.cache_dir,
+        "cache_dir": config.cache_dir, "debug_info": config.debug_info or None,
     }  # fmt: skip
     return configuration.override(**{name: value for name, value in named.items() if value is not None})
 

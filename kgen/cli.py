@@ -1,4 +1,4 @@
-"""The command line: ``kgen explain|cache|doctor|templates|tune``. A command's module is imported when the command runs."""
+"""The command line: ``kgen explain|bisect|cache|doctor|templates|tune``. A command's module is imported when it runs."""
 
 from __future__ import annotations
 
@@ -74,6 +74,14 @@ def _parser() -> argparse.ArgumentParser:
     one.add_argument("--kernel", metavar="N", help="all about one kernel: its number, from 0, or its name")
     one.add_argument("--mode", help="compile in this mode (max-autotune, ...)")
 
+    two = _command(
+        commands, "bisect", "find the smallest part of a script's graphs that is wrong", "bisect_command:run", script=True
+    )
+    two.add_argument("target", metavar="script.py", type=Path, help="run with every call repeated in eager")
+    two.add_argument("--module", action="append", default=[], help="import this module first; the script written does so, too")
+    two.add_argument("--out", metavar="FOLDER", type=Path, default=Path("kgen_bisect"), help="where that script goes")
+    two.add_argument("--trials", metavar="N", type=int, default=300, help="compile so many parts at most")
+
     _cache_parser(commands.add_parser("cache", help="look at, empty and exchange what is kept on disk"))
 
     _templates_parser(commands.add_parser("templates", help="list, show, begin and check templates"))
@@ -108,9 +116,14 @@ def _templates_parser(parser: argparse.ArgumentParser) -> None:
             ("new", "new", "write a template to begin with, in this folder"),
         )
     }
-    for name in ("show", "check", "new"):
+    made["why"] = _command(
+        actions, "why", "say of each kernel of a script why the template has it or not", "templates_why:why", True
+    )
+    for name in ("show", "check", "new", "why"):
         made[name].add_argument("name", metavar="NAME")
-    for name in ("list", "show", "check"):
+    made["why"].add_argument("target", metavar="script.py", type=Path)
+    made["why"].add_argument("--mode", help="compile in this mode (max-autotune, ...)")
+    for name in ("list", "show", "check", "why"):
         made[name].add_argument("--module", action="append", default=[], help="import this module, which declares templates")
     made["check"].add_argument("--configs", type=int, default=3, help="configurations of each problem")
 

@@ -68,6 +68,7 @@ class Options(TypedDict, total=False):
     gpu_interpreter: bool
     poison: bool
     profile_kernels: bool
+    debug_info: bool
     strict: bool
     compile_seconds: float
 
@@ -120,7 +121,8 @@ class Config:
     runs them in Triton's interpreter: slow, for tests on machines without a GPU. `poison` fills memory with NaNs before kernels
     write it, so that what they forget shows: for tests, too.
 
-    A profiler's timeline shows each call of a graph; with `profile_kernels` it shows kernels by name, too.
+    A profiler's timeline shows each call of a graph; with `profile_kernels` it shows kernels by name, too. `debug_info` gives
+    C++ kernels the lines of their generated sources, which stay in the cache, for debuggers and perf.
 
     With `strict`, a kernel that cannot be built or loaded, or an error of kgen's own, raises; by default PyTorch's operators
     take over, with a warning (docs/failures.md). `compile_seconds` is the time that a compiler may take for one source; 0 is no
@@ -159,6 +161,7 @@ class Config:
     gpu_interpreter: bool = False
     poison: bool = False
     profile_kernels: bool = False
+    debug_info: bool = False
     strict: bool = False
     compile_seconds: float = 600.0
 
@@ -183,7 +186,7 @@ CODE_FIELDS = (
     "mode", "numerics", "fallback", "fusion", "inlining", "loop_reordering", "templates", "prologues", "operand_padding",
     "horizontal_fusion", "loop_batching", "layer_sharing", "measurements", "early_launch", "recompute_scores", "layouts",
     "chunked_logits", "top_k", "freezing", "tuning_file", "template_packages", "compiler", "isa", "gpu_interpreter", "poison",
-    "profile_kernels",
+    "profile_kernels", "debug_info",
 )  # fmt: skip
 
 _FIELDS = {f.name: f for f in dataclasses.fields(Config)}

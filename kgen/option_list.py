@@ -42,6 +42,7 @@ _TEXTS = {
     "gpu_interpreter": "for tests: GPU kernels run in Triton's interpreter, on the CPU's tensors",
     "poison": "for tests: memory is full of NaNs before a kernel writes it",
     "profile_kernels": "kernels are regions of a profiler's timeline, as graphs always are",
+    "debug_info": "C++ kernels have lines for gdb and perf; their sources stay in the cache",
     "strict": "a kernel that cannot be built raises, where PyTorch's operators would take over",
     "compile_seconds": "how long a compiler may take for one source; 0 is no limit",
 }

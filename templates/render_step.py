@@ -11,13 +11,14 @@ from typing import Protocol
 from kgen import errors
 from kgen.ir import nodes as ir
 from kgen.ir.plan import Choice, Launch, Nest, Packing, Tiling, members
+from kgen.listeners import Listeners
 from kgen.rendered.kernel_call import KernelCall, Rendered
 from kgen.templates import registry
 from kgen.templates.contract import Config
 from kgen.templates.loop_contract import LoopProblem, LoopTemplate, loop_problem
 from kgen.templates.problem import Problem
 
-__all__ = ["Context", "Decisions", "Language", "Made", "loop_template", "render_loops", "render_step"]
+__all__ = ["LOOP_KERNELS", "Context", "Decisions", "Language", "Made", "loop_template", "render_loops", "render_step"]
 
 Made = Rendered | KernelCall
 # Where the language of each kind of device is.
@@ -74,8 +75,13 @@ def render_loops(problem: LoopProblem, symbol: str, choice: Choice | None = None
     """The kernel of loops without a contraction: by the choice, else by the first template that takes the problem, as the
     scheduler has decided. Raises NoLoopTemplate where none takes it."""
     template = loop_template(problem, "" if choice is None else choice.template)
+    LOOP_KERNELS.note(lambda: (problem, template))
     config = template.config(problem, {} if choice is None else dict(choice.config))
     return _language(template.device).loops[problem.kind](problem, template, config, symbol)
+
+
+# The loops that are rendered, with the template that has each.
+LOOP_KERNELS: Listeners[tuple[LoopProblem, LoopTemplate]] = Listeners()
 
 
 def loop_template(problem: LoopProblem, name: str = "") -> LoopTemplate:

@@ -16,7 +16,6 @@ clock. There is no tuning file: `chosen` is what the cost model says.
 from __future__ import annotations
 
 import argparse
-import json
 import multiprocessing
 import os
 import threading
@@ -32,6 +31,7 @@ from rich.console import Console
 from bench.calibration import CLASSES, SIZES, problems
 from bench.contenders import failure
 from bench.measure import machine_facts, thread_count
+from bench.measurements import Entry, read, rows_in, write
 from bench.regret.measure import measure
 from bench.regret.replan import replan
 from bench.regret.report import regret_of, show
@@ -178,7 +178,7 @@ class Rows:
         self.path: Path | None = options.json
         self.rows: list[Row] = []
         if options.append and self.path is not None and self.path.exists():
-            self.rows = json.loads(self.path.read_text())["rows"]
+            self.rows = rows_in(self.path)
         self.machine = machine_facts()
         self.written = time.monotonic()
 
@@ -200,10 +200,7 @@ class Rows:
 
     def write(self) -> None:
         if self.path is not None:
-            self.path.parent.mkdir(parents=True, exist_ok=True)
-            fresh = self.path.with_suffix(".part")
-            fresh.write_text(json.dumps({"machine": self.machine, "rows": self.rows}))
-            fresh.replace(self.path)
+            write(self.path, "regret", [Entry(f"{row['name']} on {row['card']}", {}, {}, row) for row in self.rows])
         self.written = time.monotonic()
 
 
@@ -241,11 +238,11 @@ def main(arguments: Sequence[str] | None = None) -> None:
     options = parse(arguments)
     console = Console(width=220)
     if options.report:
-        show([row for path in options.report for row in json.loads(path.read_text())["rows"]], console)
+        show([row for path in options.report for row in read(path).rows], console)
         return
     if options.replan:
         options.dry = True
-        measured = [row for path in options.replan for row in json.loads(path.read_text())["rows"]]
+        measured = [row for path in options.replan for row in read(path).rows]
         replan(measured, jobs_of(options, set()), console)
         return
     deadline = time.monotonic() + 60 * options.minutes

@@ -20,7 +20,8 @@ from rich.console import Console
 from rich.table import Table
 
 from bench.gpu_timing import seconds
-from bench.measure import geomean, machine_facts, synchronize
+from bench.measure import geomean, synchronize
+from bench.measurements import write
 from bench.untuned.cpu_models import CPU_MODELS
 from bench.untuned.models import GPU_MODELS
 from bench.untuned.patterns import BLOCKS, Block
@@ -144,7 +145,7 @@ def main() -> None:
         rows.append(measure(name, {c: lambda c=c, make=make: make(c) for c in options.contenders}, options))
         print(json.dumps(rows[-1]), flush=True)
         if options.json:
-            options.json.write_text(json.dumps({"machine": machine_facts(), "rows": rows}, indent=1))
+            write(options.json, "untuned", rows)
     console = Console(width=150)
     console.print(table(rows, options.contenders))
     found = [r for row in rows if (r := ratio(row)) is not None]

@@ -134,13 +134,22 @@ def _build_unit(key: str, unit: Unit, needs: Sequence[str], folders: tuple[Path,
     def make(folder: Path) -> Path:
         loops = [_loops(text, folders, header) for text in needs]
         source = folder / f"{_file_name(unit.name)}.cpp"
-        source.write_text(unit.source, encoding="utf-8")
+        source.write_text(_with_lines(unit, key), encoding="utf-8")
         try:
             return _compile_unit(source, folders, header, loops)
         except _Failure as failure:
             raise _kept(unit, key, failure) from None
 
     return _once("cpp", key, ".so", make)
+
+
+def _with_lines(unit: Unit, key: str) -> str:
+    """The source. Where kernels have lines for debuggers, these are lines of a file that stays when the scratch folder goes."""
+    if not config.current().debug_info:
+        return unit.source
+    place = cache.path("source", f"{_file_name(unit.name)}-{key[:12]}", ".cpp")
+    place.write_text(unit.source, encoding="utf-8")
+    return f'#line 1 "{place}"\n{unit.source}'
 
 
 def _compile_unit(source: Path, folders: tuple[Path, ...], header: Path | None, loops: Sequence[Path | None]) -> Path:

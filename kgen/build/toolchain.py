@@ -190,10 +190,15 @@ _KERNEL_FLAGS = ("-O3", "-std=c++20", "-fopenmp", *_FLOAT_FLAGS, "-fno-exception
 _GCC_FLAGS = ("--param=sccvn-max-alias-queries-per-access=100",)
 
 
+# Lines for debuggers, and frames that perf can walk through.
+_DEBUG_FLAGS = ("-g", "-fno-omit-frame-pointer")
+
+
 def kernel_flags() -> tuple[str, ...]:
     """Compile flags of kernels and of the header precompiled for them (the two must agree)."""
     own = _GCC_FLAGS if compiler().family == "gcc" else ()
-    return (*_KERNEL_FLAGS, *own, *isa().flags)
+    debug = _DEBUG_FLAGS if config.current().debug_info else ()
+    return (*_KERNEL_FLAGS, *own, *isa().flags, *debug)
 
 
 def torch_library_dir() -> Path:

@@ -16,7 +16,7 @@ from kgen.templates import registry
 from kgen.templates.contract import Template
 from kgen.templates.loop_contract import LoopTemplate
 
-__all__ = ["check", "list_all", "new", "show"]
+__all__ = ["check", "found_template", "list_all", "load_modules", "new", "show"]
 
 MODULE = '''"""A template of your own: C[b, m, n] = sum over k of A[b, m, k] B[b, k, n]."""
 
@@ -54,7 +54,7 @@ JINJA = """\
 
 def list_all(options: argparse.Namespace) -> int:
     """A row a template, with those of the named modules and of installed packages."""
-    _load(options)
+    load_modules(options)
     rows = tuple((one.name, one.device, _pattern(one), _module(one)) for one in registry.all_templates())
     write([Table(("template", "device", "implements", "declared in"), rows)], sys.stdout)
     return OK
@@ -62,8 +62,8 @@ def list_all(options: argparse.Namespace) -> int:
 
 def show(options: argparse.Namespace) -> int:
     """What a template declares, and its Jinja file."""
-    _load(options)
-    one = _found(options.name)
+    load_modules(options)
+    one = found_template(options.name)
     print(f"{one.name} for {one.device}: {_pattern(one)}")
     print(f"class: {inspect.getsourcefile(type(one.author))}, line {inspect.getsourcelines(type(one.author))[1]}")
     print(f"source: {one.source}")
@@ -96,14 +96,15 @@ def check(options: argparse.Namespace) -> int:
     """The conformance kit on a template."""
     from kgen.testing import check_template  # noqa: PLC0415  the other actions do not need it
 
-    _load(options)
-    _found(options.name)
+    load_modules(options)
+    found_template(options.name)
     report = check_template(options.name, configs=options.configs, raises=False)
     print(report)
     return OK if report.passed and not report.failed else WRONG
 
 
-def _load(options: argparse.Namespace) -> None:
+def load_modules(options: argparse.Namespace) -> None:
+    """Imports the templates of installed packages and of the modules that a command names."""
     if config.current().template_packages:
         registry.load_packages()
     sys.path.insert(0, str(Path.cwd()))
@@ -111,7 +112,8 @@ def _load(options: argparse.Namespace) -> None:
         importlib.import_module(module)
 
 
-def _found(name: str) -> Template | LoopTemplate:
+def found_template(name: str) -> Template | LoopTemplate:
+    """The template of that name. Raises UnknownTemplate."""
     known = registry.all_templates()
     found = next((one for one in known if one.name == name), None)
     if found is None:

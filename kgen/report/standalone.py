@@ -26,7 +26,7 @@ from kgen.host import program as hp
 from kgen.ir import index as ix
 from kgen.reference.evaluate import Policy, evaluate_graph
 
-__all__ = ["Reg", "Script", "Slot", "View", "reduce_operator"]
+__all__ = ["TOLERANCE", "Reg", "Script", "Slot", "View", "difference", "reduce_operator"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -320,7 +320,7 @@ _COMPUTE: dict[str, Callable[..., int]] = {
 # ---- checking and timing ----------------------------------------------------------------------------------------------
 
 # Relative to the largest magnitude of a tensor: a sum in another order differs by a few roundings of that.
-_TOLERANCE = {torch.float64: 1e-9, torch.float32: 1e-4, torch.float16: 1e-2, torch.bfloat16: 4e-2}
+TOLERANCE = {torch.float64: 1e-9, torch.float32: 1e-4, torch.float16: 1e-2, torch.bfloat16: 4e-2}
 
 
 def _check(script: Script, graph: Callable[[list[Any]], list[Any]], folder: Path) -> bool:
@@ -335,7 +335,7 @@ def _check(script: Script, graph: Callable[[list[Any]], list[Any]], folder: Path
     got = graph(list(inputs))
     pairs = [(f"output {k}", a, b) for k, (a, b) in enumerate(zip(got, expected, strict=True))]
     pairs += [(f"input {k} after the call", a, b) for k, (a, b) in enumerate(zip(inputs, expected_inputs, strict=True))]
-    wrong = [f"{what}: {difference}" for what, a, b in pairs if (difference := _difference(a, b))]
+    wrong = [f"{what}: {found}" for what, a, b in pairs if (found := difference(a, b))]
     for line in wrong:
         _say(f"WRONG {line}")
     if not wrong:
@@ -353,7 +353,7 @@ def _reference(folder: Path) -> tuple[Callable[[list[Any]], Sequence[Any]] | Non
     return None, ""
 
 
-def _difference(got: Any, expected: Any) -> str:
+def difference(got: Any, expected: Any) -> str:
     """How two results differ, or an empty text."""
     if not isinstance(got, torch.Tensor) or not isinstance(expected, torch.Tensor):
         return "" if type(got) is type(expected) and got == expected else f"{got} instead of {expected}"
@@ -362,7 +362,7 @@ def _difference(got: Any, expected: Any) -> str:
     if not got.dtype.is_floating_point or not got.numel():
         return "" if torch.equal(got, expected) else "other values"
     wide, other = got.double(), expected.double()
-    limit = _TOLERANCE.get(got.dtype, 1e-1)
+    limit = TOLERANCE.get(got.dtype, 1e-1)
     finite = other[other.isfinite()].abs()
     scale = float(finite.max()) if finite.numel() else 0.0
     if torch.allclose(wide, other, rtol=limit, atol=limit * scale, equal_nan=True):

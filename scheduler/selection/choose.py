@@ -64,7 +64,7 @@ def _in_order(kernel: Kernel, graph: ir.Graph) -> Kernel:
     return ordered(kernel, list(distinct_touches(kernel, graph, sizes)), sizes)
 
 
-def _for_template(template: Template, kernel: Kernel, graph: ir.Graph) -> Kernel:
+def prepared_for(template: Template, kernel: Kernel, graph: ir.Graph) -> Kernel:
     """The kernel as a template's axes want its loops: as few as can be, or, where some walk through one dimension together, as
     they are, for the last taps and the channels may lie in memory as one loop."""
     if not template.implements.windows:
@@ -86,7 +86,7 @@ def _problems(kernel: Kernel, graph: ir.Graph, device: Device, only: tuple[str, 
     for template in registry.every(device.kind):
         if only is not None and template.name not in only:
             continue
-        problem = problem_of(template, _for_template(template, kernel, graph), graph, device)
+        problem = problem_of(template, prepared_for(template, kernel, graph), graph, device)
         reason = problem if isinstance(problem, str) else template.refuse(problem)
         if isinstance(problem, str) or reason is not None:
             refusals.append(f"{template.name}: {reason}")
@@ -99,7 +99,7 @@ def chosen_problem(kernel: Kernel, graph: ir.Graph, device: Device) -> Problem:
     """The problem of a kernel that has its template."""
     assert kernel.choice is not None
     template = registry.find(kernel.choice.template)
-    problem = problem_of(template, _for_template(template, kernel, graph), graph, device)
+    problem = problem_of(template, prepared_for(template, kernel, graph), graph, device)
     assert isinstance(problem, Problem)
     return problem
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
+from functools import partial
 
 from kgen.cost.tuning_query import Place, TuningResult, place
 from kgen.ir import nodes as ir
@@ -19,6 +20,7 @@ from kgen.scheduler.options import Options
 from kgen.scheduler.protocol import Attempt, Candidate, Changes, Draft, Transform
 from kgen.scheduler.selection.choose import choose_template, contraction_of, contractions_of, read_by_prologue
 from kgen.scheduler.selection.size_buckets import forget_first_sizes
+from kgen.scheduler.selection.template_decisions import DECISIONS, TemplateDecision
 from kgen.scheduler.transforms.accumulators import make_accumulators
 from kgen.scheduler.transforms.offered import offered
 from kgen.scheduler.transforms.operand_padding import NONE, copies_by_result, from_memory
@@ -123,7 +125,9 @@ class Selection(Transform):
                 continue
             out = contraction_of(step)
             how = given_for(attempt, out)
-            chosen = choose_template(step, attempt.graph, attempt.options.device(attempt.graph, out), how)
+            device = attempt.options.device(attempt.graph, out)
+            chosen = choose_template(step, attempt.graph, device, how)
+            DECISIONS.note(partial(TemplateDecision, out, step, attempt.graph, device, how, chosen))
             objections = _objections(step, chosen, attempt)
             if objections:
                 rejected |= objections

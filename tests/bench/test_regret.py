@@ -16,6 +16,7 @@ from rich.console import Console
 from torch.utils._python_dispatch import _disable_current_modes
 
 from bench.calibration import CLASSES, FAMILIES, SIZES, problems
+from bench.measurements import read
 from bench.patterns import outputs_of
 from bench.regret import __main__ as command
 from bench.regret.replan import plan_job, replanned
@@ -129,7 +130,7 @@ def test_a_problem_from_start_to_end(tmp_path: Path) -> None:
     arguments = ["--device", "cpu", "--size", "tiny", "--names", name, "--dtypes", "f32", "--jobs", "0", "--configs", "1"]
     arguments += ["--seconds", "0.001", "--json", str(path)]
     command.main(arguments)
-    [row] = json.loads(path.read_text())["rows"]
+    [row] = read(path).rows
     assert not row["failed"]
     assert row["name"] == f"{name}, f32"
     assert {"card", "date", "torch", "commit"} <= row.keys()
@@ -139,7 +140,7 @@ def test_a_problem_from_start_to_end(tmp_path: Path) -> None:
     [matmul] = row["matmuls"]
     assert matmul["estimates"].keys() == {"cpp_matmul"}
     command.main([*arguments, "--append"])  # which has nothing to do
-    assert len(json.loads(path.read_text())["rows"]) == 1
+    assert len(read(path).rows) == 1
 
 
 def test_a_problem_that_fails_is_a_row(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 
 import pytest
 import torch
 
 from bench import schedule_time
+from bench.measurements import read
 from examples.gpt import TINY
 
 
@@ -21,12 +21,13 @@ def _small(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_rows_have_the_graphs_of_a_training_step(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     out = tmp_path / "out.json"
     assert schedule_time.main(["--blocks", "1", "2", "--device", "cpu", "--repeats", "1", "--json", str(out)]) == 0
-    found = json.loads(out.read_text())["devices"]["cpu"]
-    one, two = found["rows"]["1"], found["rows"]["2"]
+    found = read(out)
+    one, two = found.rows
+    assert [entry.name for entry in found.entries] == ["1 blocks, cpu", "2 blocks, cpu"]
     assert two["nodes"] > one["nodes"] > 10
     assert min(one["forward"], one["backward"]) > 0
     assert one["total"] == pytest.approx(one["forward"] + one["backward"])
-    assert isinstance(found["exponent"], float)
+    assert isinstance(found.facts["exponents"]["cpu"], float)
     assert "growth exponent" in capsys.readouterr().out
 
 
