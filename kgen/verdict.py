@@ -114,6 +114,7 @@ class Reason(Enum):
     NOT_WHOLE = "no tile of the matmul holds the full rows that are reduced and read again"
     RECOMPUTE_CHEAP = "computing the matmul a second time takes less than a trip of its result through memory"
     RECOMPUTE_DEAR = "computing the matmul a second time takes longer than a trip of its result through memory"
+    MANY_STEPS = "an operand is made of more matmuls than are tried as the step before it"
     NEEDED = "something else needs the matmul in memory"
     CHAINED_REDUCTIONS = "one reduction of its rows waits for another, so that the matmul would be computed more than twice"
     SCALE_LEAVES = "its scale does not depend on what is summed over, and the epilogue multiplies by it"
@@ -202,6 +203,7 @@ CHANGES: dict[Reason, str] = {
     Reason.NOT_ELEMENTWISE: "move that operator in front of the first contraction, or behind the last one",
     Reason.NOT_SOFTMAX: "normalise along the axis that is summed over, and multiply by the weights as they are",
     Reason.STEP_TYPES: "keep one floating-point type from the first contraction to the last one",
+    Reason.MANY_STEPS: "accept separate kernels: a sum along residual connections is needed elsewhere, too",
     Reason.NEEDED: "return or read something else, or compute that outside of the compiled region",
     Reason.STABLE_ORDER: "set options={'numerics': 'fast'}",
     Reason.CYCLE: "move the operation between them before the producer or after the consumer",

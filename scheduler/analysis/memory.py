@@ -65,8 +65,9 @@ class LiveBytes:
         self.last |= dict.fromkeys(kept, len(steps) - 1)
         self.at = [0] * len(steps)
         for name, first in born.items():
-            for k in range(first, self.last[name] + 1):
-                self.at[k] += self.bytes(name)
+            size = self.bytes(name)
+            for k in range(first, self.last[name] + 1) if size else ():
+                self.at[k] += size
         self.born = born
 
     def roots(self, names: Iterable[str]) -> set[str]:

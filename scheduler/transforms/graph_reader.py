@@ -70,6 +70,8 @@ class Reader:
     positions: Mapping[str, int]  # of who makes a buffer, among the nodes
     writes: Sequence[tuple[int, str]]  # into storage that is there: by which node, into which
     known: dict[Value, Value | None] = field(default_factory=dict)
+    whole: dict[Value, Value] = field(default_factory=dict)  # values by what they are inlined to
+    inputs: dict[int, tuple[ir.Node, tuple[str, ...]]] = field(default_factory=dict)  # nodes by identity, and what they read
 
     @classmethod
     def of(cls, graph: ir.Graph) -> Reader:
@@ -79,14 +81,23 @@ class Reader:
         known: dict[str, str] = {}
         owners = {name: ir.storage_owner(graph.buffers, name, known) for name in graph.buffers}
         writes = [(k, owners[old]) for k, node in enumerate(graph.nodes) for old in overwritten(node)]
-        for node in graph.nodes:
-            for name in ir.reads(node):
+        inputs = {id(node): (node, ir.reads(node)) for node in graph.nodes}
+        for node, read in inputs.values():
+            for name in read:
                 readers.setdefault(name, []).append(node)
             makers |= dict.fromkeys(ir.outs(node), node)
-            inside = isinstance(node, ir.Pointwise) and not derived.isdisjoint(ir.reads(node))
+            inside = isinstance(node, ir.Pointwise) and not derived.isdisjoint(read)
             derived.update(ir.outs(node) if inside or isinstance(node, ir.Contraction | ir.Reduction) else ())
         positions = {out: k for k, node in enumerate(graph.nodes) for out in ir.outs(node)}
-        return cls(makers, readers, frozenset(ir.visible(graph)), frozenset(derived), owners, positions, writes)
+        visible = frozenset(ir.visible(graph))
+        return cls(makers, readers, visible, frozenset(derived), owners, positions, writes, inputs=inputs)
+
+    def reads(self, node: ir.Node) -> tuple[str, ...]:
+        """`ir.reads`, of any node: searches ask again and again, and each time all values would be walked through."""
+        known = self.inputs.get(id(node))
+        if known is None:
+            known = self.inputs[id(node)] = (node, ir.reads(node))  # the node is kept, or another one gets its identity
+        return known[1]
 
     def is_current(self, names: Iterable[str], last: str) -> bool:
         """Whether nobody has written into the storage of buffers since they were made, when `last` is."""
@@ -100,20 +111,22 @@ class Reader:
     def only_for(self, instead: Mapping[str, ir.Node]) -> list[ir.Node]:
         """The computations that nobody needs when other nodes stand in the place of those that make some buffers, in no
         order."""
-        kept = self.visible.union(*map(ir.reads, instead.values()))
+        kept = self.visible.union(*map(self.reads, instead.values()))
         gone = [self.makers[out] for out in instead]
+        known = set(map(id, gone))
         for one in gone:  # grows on the way
-            for maker in (self.makers[name] for name in ir.reads(one) if name in self.makers):
-                readers = [r for out in ir.outs(maker) for r in self.readers.get(out, ())]
-                unneeded = kept.isdisjoint(ir.outs(maker)) and all(any(r is g for g in gone) for r in readers)
-                if isinstance(maker, COMPUTATIONS) and unneeded and not any(maker is g for g in gone):
+            for maker in (self.makers[name] for name in self.reads(one) if name in self.makers):
+                if id(maker) in known or not isinstance(maker, COMPUTATIONS) or not kept.isdisjoint(ir.outs(maker)):
+                    continue
+                if all(id(r) in known for out in ir.outs(maker) for r in self.readers.get(out, ())):
+                    known.add(id(maker))
                     gone.append(maker)
         return gone[len(instead) :]
 
     def other_reader(self, name: str, end: ir.Node, instead: ir.Node) -> ir.Node | None:
         """Who reads a buffer, or what is made of it, although it does not lead to `end`, or although another node reads its
         result `instead` of making it; None: it is a result of the graph, or under one."""
-        leading = self.leading(end, ir.reads(instead))
+        leading = self.leading(end, self.reads(instead))
         todo = [self.makers[name]]
         for node in todo:  # grows on the way
             readers = [r for out in ir.outs(node) for r in self.readers.get(out, ())]
@@ -141,7 +154,7 @@ class Reader:
         read = set(read)
         found, todo = {id(end)}, [end]
         for node in todo:  # grows on the way
-            for maker in (self.makers[name] for name in ir.reads(node) if name in self.makers):
+            for maker in (self.makers[name] for name in self.reads(node) if name in self.makers):
                 if id(maker) not in found and read.isdisjoint(ir.outs(maker)):
                     found.add(id(maker))
                     todo.append(maker)
@@ -151,7 +164,11 @@ class Reader:
         """The value with the elementwise nodes on its way back to contractions and reductions inlined, such that read no
         memory, and masks of rows' and columns' numbers, as of documents. What else is read stays in memory: for each element
         that a step makes it would be computed again."""
-        return vs.replace_loads([value], lambda load: self._through(load, depth))[0]
+        if depth:
+            return vs.replace_loads([value], lambda load: self._through(load, depth))[0]
+        if value not in self.whole:
+            self.whole[value] = vs.replace_loads([value], lambda load: self._through(load, 0))[0]
+        return self.whole[value]
 
     def _through(self, load: Value, depth: int) -> Value | None:
         if load not in self.known:

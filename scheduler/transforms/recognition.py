@@ -45,6 +45,10 @@ from kgen.templates import registry
 from kgen.verdict import FusionDemand, OperatorCall, Outcome, Reason, Verdict
 
 PROGRAM = "program"
+# Contractions that a value may read for one to be looked for as a step. A sum along the residual connections of a network reads
+# all of them, and trying each, with each that this reads, takes a time that grows with a power of the number of layers. Nobody
+# else may need a step's result, and such sums have other readers.
+MOST_CANDIDATES = 6
 
 
 @dataclass(frozen=True, slots=True)
@@ -226,7 +230,7 @@ class _Fitting:
     def recognised(self, gone: Sequence[ir.Node]) -> Recognised:
         """With the nodes that it takes the place of, among those that are gone: others may stand for some of them, too."""
         node, reader = self.match.end, self.search.reader
-        ends = ((reader.makers[out], ir.reads(made)) for out, made in self.instead.items())
+        ends = ((reader.makers[out], reader.reads(made)) for out, made in self.instead.items())
         own = set[int]().union(*(reader.leading(end, read) for end, read in ends))
         gone = sorted((one for one in gone if id(one) in own), key=lambda one: reader.positions[ir.outs(one)[0]])
         origin = reduce(ir.Origin.joined, (one.origin for one in gone), ir.Origin()).joined(node.origin)
@@ -258,8 +262,10 @@ def _standing(found: Sequence[_Fitting]) -> list[Recognised]:
     """The first operation for each contraction that may stand: alone, or together with those of other contractions."""
     made: dict[str, Recognised] = {}
     for one in found:
+        if one.out in made:
+            continue
         gone = one.gone_with([one])
-        if one.out not in made and not one.kept(gone):
+        if not one.kept(gone):
             made[one.out] = one.recognised(gone)
     return [*made.values(), *_together([one for one in found if one.out not in made])]
 
@@ -339,6 +345,8 @@ class _Search:
         wanted = {step.name for step in self.program.seconds}
         found = (shared(self.graph, self.reader, rows) for rows in match.rows if rows.step in wanted)
         both = tuple(one for one in found if one is not None)
+        if not both:
+            return ()
         needs = self.reader.leading(operation)
         outs = [out for one in both for out in (*one.readers, *one.gone)]
         return both if all(id(self.reader.makers[out]) not in needs for out in outs) else ()
@@ -418,16 +426,22 @@ class _Search:
             yield replace(match, slots={**match.slots, slot.name: value})
             return
         name, *others = steps
-        step, found = self.program.step(name), False
+        step = self.program.step(name)
         assert isinstance(step, Contract)
-        for load in vs.loads([value]):
-            node = self.reader.makers.get(load.attr[0])
-            if node is not None and ir.is_contraction(node) and _is_plain(node) and (not load.args or match.longer):
-                found = True
-                for one, function in self._with(step, node, load, value, match):
-                    yield from self._elements(slot, others, function, one)
-        if not found:
+        candidates = self._candidates(value, match)
+        if not candidates:
             self.misses.append(Miss(self.reader, match.end, match.reached + 1, value))
+        elif len(candidates) > MOST_CANDIDATES:
+            self.misses.append(Miss(self.reader, match.end, match.reached + 1, reason=Reason.MANY_STEPS, blocker=match.end))
+            return
+        for load, node in candidates:
+            for one, function in self._with(step, node, load, value, match):
+                yield from self._elements(slot, others, function, one)
+
+    def _candidates(self, value: Value, match: _Match) -> list[tuple[Value, ir.Contraction]]:
+        """What a value reads of contractions, and these."""
+        makers = ((load, self.reader.makers.get(load.attr[0])) for load in vs.loads([value]) if not load.args or match.longer)
+        return [(load, node) for load, node in makers if node is not None and ir.is_contraction(node) and _is_plain(node)]
 
     def _with(
         self, step: Contract, node: ir.Contraction, load: Value, value: Value, match: _Match

@@ -53,7 +53,8 @@ class GraphAttention(nn.Module):
         weights = (scores - most[target]).exp()
         total = torch.zeros_like(most).index_add(0, target, weights)
         weights = weights / (total[target] + 1e-9)
-        out = torch.zeros_like(h).index_add(0, target, h[source] * weights[..., None])
+        messages = (h[source] * weights[..., None]).to(h.dtype)  # autocast has weights in float32
+        out = torch.zeros_like(h).index_add(0, target, messages)
         return out.flatten(1)
 
 

@@ -14,7 +14,8 @@ import kgen
 from kgen.device import Device
 from kgen.ir.program import Program
 from kgen.scheduler import Options
-from kgen.scheduler.transforms.recognition import recognised
+from kgen.scheduler.transforms import recognition
+from kgen.scheduler.transforms.recognition import MOST_CANDIDATES, recognised
 from kgen.templates import registry
 from kgen.verdict import FusionDemand, Outcome, Reason, Verdict
 from tests.kernels import plans
@@ -112,6 +113,42 @@ def test_loops_of_no_axis_are_named():
 
     [verdict] = near(of_batches, r(3, 7, 10), r(3, 10, 30), r(3, 30, 5), program=LAYERS)
     assert verdict.reason is Reason.SPACE_MISMATCH
+
+
+def summed(x: Tensor, first: Tensor, last: Tensor) -> Tensor:
+    return torch.relu(sum(x @ w for w in first)) @ last
+
+
+def test_a_step_is_looked_for_among_few_contractions():
+    def of(number: int) -> list[Tensor]:
+        return [r(7, 10), r(number, 10, 30), r(30, 5)]
+
+    found: list[Verdict] = []
+    [place] = recognised(lowered(summed, of(MOST_CANDIDATES)), [LAYERS], found)
+    assert len(place.operation.replaces) > 1
+    assert found == []
+    [verdict] = near(summed, *of(MOST_CANDIDATES + 1), program=LAYERS)
+    assert verdict.reason is Reason.MANY_STEPS
+
+
+def residual(x: Tensor, w: Tensor, v: Tensor) -> Tensor:
+    for first, last in zip(w, v, strict=True):
+        x = x + torch.relu(x @ first) @ last
+    return x
+
+
+def test_the_search_grows_no_faster_than_the_number_of_layers(monkeypatch: pytest.MonkeyPatch):
+    """The sum along residual connections reads every layer's result, through which the search could go on to all others."""
+    tried: list[object] = []
+    search = recognition._Search._with
+    monkeypatch.setattr(recognition._Search, "_with", lambda *args: tried.append(args) or search(*args))
+
+    def tries(layers: int) -> int:
+        tried.clear()
+        recognised(lowered(residual, [r(4, 8), r(layers, 8, 8), r(layers, 8, 8)]), [LAYERS, ATTENTION])
+        return len(tried)
+
+    assert 0 < tries(24) < 2.5 * tries(12)
 
 
 def without_softmax(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
