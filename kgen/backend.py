@@ -65,12 +65,16 @@ class Stage(Protocol[In_contra, Out_co]):
 STAGES_LOG = logging.getLogger("kgen.stages")
 
 
+# A graph of fewer nodes compiles fast enough as it is.
+LEAST_ROLLED = 64
+
+
 # ---- the stages: each takes what the one before it made -----------------------------------------------------------------
 
 
 def rewrite(gm: GraphModule, config: Config) -> tuple[Verdict, ...]:
-    """Makes independent iterations of loops that Dynamo has unrolled batches, and equal layers calls of one, in its graph."""
-    return (*_batched(gm, config), *_shared(gm, config))
+    """Makes loops that Dynamo has unrolled batches or loops again, and equal layers calls of one, in its graph."""
+    return (*_batched(gm, config), *_rolled(gm, config), *_shared(gm, config))
 
 
 def _batched(gm: GraphModule, config: Config) -> list[Verdict]:
@@ -84,6 +88,15 @@ def _batched(gm: GraphModule, config: Config) -> list[Verdict]:
     from kgen.capture.batching import batch_repeats  # noqa: PLC0415  only where something repeats
 
     return batch_repeats(gm, search)
+
+
+def _rolled(gm: GraphModule, config: Config) -> list[Verdict]:
+    """Only whole graphs are recorded as CUDA graphs, or frozen: loops stay unrolled in them."""
+    if not config.loop_rolling or config.cudagraphs or config.freezing or len(gm.graph.nodes) < LEAST_ROLLED:
+        return []
+    from kgen.capture.rolling import roll_repeats  # noqa: PLC0415  only for graphs that may be slow to compile
+
+    return roll_repeats(gm)
 
 
 def _shared(gm: GraphModule, config: Config) -> list[Verdict]:
@@ -268,7 +281,7 @@ def _is_cached(config: Config, verdicts: Sequence[Verdict]) -> bool:
         return False
     from kgen.verdict import Outcome  # noqa: PLC0415  a rewrite has loaded it, if there was one
 
-    return not any(one.outcome is Outcome.SHARED for one in verdicts)
+    return not any(one.outcome in (Outcome.SHARED, Outcome.ROLLED) for one in verdicts)
 
 
 @dataclass

@@ -48,6 +48,7 @@ class Options(TypedDict, total=False):
     operand_padding: bool
     horizontal_fusion: bool
     loop_batching: bool
+    loop_rolling: bool
     layer_sharing: bool
     measurements: bool
     early_launch: bool
@@ -87,8 +88,8 @@ class Config:
     are imported; without `prologues` templates read their operands from memory; without `operand_padding` they read them
     where they are, however their rows lie; without `horizontal_fusion` nothing shares a kernel only because it reads the
     same data or is small: no matmuls with an operand in common, no loops that need nothing of each other, no combo kernels;
-    without `loop_batching` iterations of an unrolled loop stay operators of their own (docs/loops.md); without
-    `measurements` no tuning file is read; without `early_launch` a GPU's kernels are launched when the one before has
+    without `loop_batching` iterations of an unrolled loop stay operators of their own, and without `loop_rolling` those that
+    need each other's results (docs/loops.md); without `measurements` no tuning file is read; without `early_launch` a GPU's kernels are launched when the one before has
     ended.
 
     `layer_sharing` compiles equal layers once, as calls of one body (docs/loops.md): a deep model compiles sooner, but no
@@ -139,6 +140,7 @@ class Config:
     operand_padding: bool = True
     horizontal_fusion: bool = True
     loop_batching: bool = True
+    loop_rolling: bool = True
     layer_sharing: bool = False
     measurements: bool = True
     early_launch: bool = True
@@ -181,7 +183,7 @@ class Config:
 # The fields that change what is generated. Everything else may differ between two processes that share a cache.
 CODE_FIELDS = (
     "mode", "numerics", "fallback", "fusion", "inlining", "loop_reordering", "templates", "prologues", "operand_padding",
-    "horizontal_fusion", "loop_batching", "layer_sharing", "measurements", "early_launch", "recompute_scores", "layouts",
+    "horizontal_fusion", "loop_batching", "loop_rolling", "layer_sharing", "measurements", "early_launch", "recompute_scores", "layouts",
     "chunked_logits", "top_k", "freezing", "tuning_file", "template_packages", "compiler", "isa", "gpu_interpreter", "poison",
     "profile_kernels",
 )  # fmt: skip
