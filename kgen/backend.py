@@ -29,7 +29,7 @@ from kgen.config import Config
 from kgen.failures import Attempt
 from kgen.templates import registry
 from kgen.tuning.store import stores
-from kgen.verdict import DEMANDS
+from kgen.verdict import DEMANDS, REFUSED
 
 if TYPE_CHECKING:
     from kgen.build.unit import UnitPlan
@@ -65,8 +65,10 @@ class Stage(Protocol[In_contra, Out_co]):
 STAGES_LOG = logging.getLogger("kgen.stages")
 
 
-# A graph of fewer nodes compiles fast enough as it is.
-LEAST_ROLLED = 64
+# An argument, a loop of three calls and the result.
+LEAST_REPEATED = 5
+# A graph of fewer nodes compiles fast enough as it is: nobody looks for loops with carried values.
+LEAST_ROLLED = 256
 
 
 # ---- the stages: each takes what the one before it made -----------------------------------------------------------------
@@ -74,11 +76,13 @@ LEAST_ROLLED = 64
 
 def rewrite(gm: GraphModule, config: Config) -> tuple[Verdict, ...]:
     """Makes loops that Dynamo has unrolled batches or loops again, and equal layers calls of one, in its graph."""
-    return (*_batched(gm, config), *_rolled(gm, config), *_shared(gm, config))
+    batched, rolled, names = _batched(gm, config), _rolled(gm, config), {node.name for node in gm.graph.nodes}
+    left = [one for one in batched if not rolled or one.outcome not in REFUSED or one.producer in names]
+    return (*left, *rolled, *_shared(gm, config))
 
 
 def _batched(gm: GraphModule, config: Config) -> list[Verdict]:
-    if not config.loop_batching or len(gm.graph.nodes) < 5:  # an argument, three calls and the result
+    if not config.loop_batching or len(gm.graph.nodes) < LEAST_REPEATED:
         return []
     from kgen.capture.repeats import Search  # noqa: PLC0415  not for the smallest graphs
 
@@ -92,11 +96,14 @@ def _batched(gm: GraphModule, config: Config) -> list[Verdict]:
 
 def _rolled(gm: GraphModule, config: Config) -> list[Verdict]:
     """Only whole graphs are recorded as CUDA graphs, or frozen: loops stay unrolled in them."""
-    if not config.loop_rolling or config.cudagraphs or config.freezing or len(gm.graph.nodes) < LEAST_ROLLED:
+    always = config.loop_rolling == "on"
+    if config.loop_rolling == "off" or config.cudagraphs or config.freezing:
         return []
-    from kgen.capture.rolling import roll_repeats  # noqa: PLC0415  only for graphs that may be slow to compile
+    if len(gm.graph.nodes) < (LEAST_REPEATED if always else LEAST_ROLLED):
+        return []
+    from kgen.capture.rolling import LEAST_NODES, roll_repeats  # noqa: PLC0415  only for graphs that are slow to compile
 
-    return roll_repeats(gm)
+    return roll_repeats(gm, 1 if always else LEAST_NODES)
 
 
 def _shared(gm: GraphModule, config: Config) -> list[Verdict]:

@@ -27,9 +27,11 @@ Recompute = Literal["auto", "on", "off"]
 Layouts = Literal["auto", "off"]
 TopK = Literal["auto", "kernels", "library"]
 Chunks = Literal["auto", "on", "off"]
+Rolling = Literal["auto", "on", "off"]
 Tuning = Literal["before", "background"]
 MODES, NUMERICS, ISAS = get_args(Mode), get_args(Numerics), get_args(Isa)
 RECOMPUTE, LAYOUTS, TOP_K, CHUNKS = get_args(Recompute), get_args(Layouts), get_args(TopK), get_args(Chunks)
+ROLLING = get_args(Rolling)
 TUNING = get_args(Tuning)
 
 
@@ -48,7 +50,7 @@ class Options(TypedDict, total=False):
     operand_padding: bool
     horizontal_fusion: bool
     loop_batching: bool
-    loop_rolling: bool
+    loop_rolling: Rolling
     layer_sharing: bool
     measurements: bool
     early_launch: bool
@@ -88,9 +90,13 @@ class Config:
     are imported; without `prologues` templates read their operands from memory; without `operand_padding` they read them
     where they are, however their rows lie; without `horizontal_fusion` nothing shares a kernel only because it reads the
     same data or is small: no matmuls with an operand in common, no loops that need nothing of each other, no combo kernels;
-    without `loop_batching` iterations of an unrolled loop stay operators of their own, and without `loop_rolling` those that
-    need each other's results (docs/loops.md); without `measurements` no tuning file is read; without `early_launch` a GPU's kernels are launched when the one before has
+    without `loop_batching` iterations of an unrolled loop stay operators of their own (docs/loops.md); without
+    `measurements` no tuning file is read; without `early_launch` a GPU's kernels are launched when the one before has
     ended.
+
+    `loop_rolling` says whether unrolled loops whose iterations need each other's results become loops again, with one body
+    that is compiled once (docs/loops.md): `auto` for those that would take long to compile; `on` for all of three iterations
+    and more, which then run with a call an iteration.
 
     `layer_sharing` compiles equal layers once, as calls of one body (docs/loops.md): a deep model compiles sooner, but no
     kernel reaches from one layer into the next, and another process finds kernels on disk, but not the whole graph.
@@ -140,7 +146,7 @@ class Config:
     operand_padding: bool = True
     horizontal_fusion: bool = True
     loop_batching: bool = True
-    loop_rolling: bool = True
+    loop_rolling: str = "auto"
     layer_sharing: bool = False
     measurements: bool = True
     early_launch: bool = True
@@ -197,6 +203,7 @@ _CHOICES: dict[str, tuple[str, ...]] = {
     "layouts": LAYOUTS,
     "top_k": TOP_K,
     "chunked_logits": CHUNKS,
+    "loop_rolling": ROLLING,
     "tuning": TUNING,
 }
 VARIABLES = {

@@ -58,6 +58,8 @@ class LoopBody:
         self._made = dict[Any, Node]()
         self.graph = self._built()
         self._check()
+        if writer.has_gradients:
+            self._copy_results()
 
     # ---- what goes in --------------------------------------------------------------------------------------------------
 
@@ -71,6 +73,7 @@ class LoopBody:
                 self.views[position] = self._row(region, batch_view, region.base, region.access, self.repeat.count)
             else:
                 mapped((step.args, step.kwargs), lambda leaf, step=step: self._note(leaf, step, regions))
+        self.carried = _longest(self.carried)
         for leaf in self.carried:
             self._note(Inside(leaf.position), self.repeat.steps[leaf.position], regions)
         for position in self.results:
@@ -114,7 +117,7 @@ class LoopBody:
             if isinstance(leaf, Inside):
                 return self._value(leaf.position)
             if isinstance(leaf, Carried):
-                return self._made[leaf, 0]
+                return self._made[_register(self.carried, leaf)]
             if isinstance(leaf, Lifted):
                 return self._made[regions.lifted(leaf)]
             return self._made[leaf] if isinstance(leaf, Node | Column) else leaf
@@ -134,12 +137,19 @@ class LoopBody:
         return self._made[position] if position in self._made else self._made[Made(position)]
 
     def _outputs(self, graph: Graph) -> Iterator[Node]:
-        """Carried values and rows of results: each has memory of its own. With gradients, what backward needs of an iteration is
-        a further result, which then may be none of these."""
+        """Carried values and rows of results. One that is given, or is there twice, is copied: nobody writes into either."""
         taken = set(graph.find_nodes(op="placeholder"))
         for node in (*self._carried_on(), *map(self._value, self.results)):
-            yield graph.call_method("clone", (node,)) if node in taken or self.writer.has_gradients else node
+            yield graph.call_method("clone", (node,)) if node in taken else node
             taken.add(node)
+
+    def _copy_results(self) -> None:
+        """With gradients, what backward needs of an iteration becomes a further result, which may be none of the others."""
+        output = self.graph.graph.output_node()
+        results: Any = output.args[0]
+        with self.graph.graph.inserting_before(output):
+            output.args = (tuple(self.graph.graph.call_method("clone", (node,)) for node in results),)
+        self.graph.recompile()
 
     def _carried_on(self) -> Iterator[Node]:
         for leaf in self.carried:
@@ -156,6 +166,8 @@ class LoopBody:
 
     def _check(self) -> None:
         """Raises Refused."""
+        if not self.carried:
+            raise Refused("iterations carry nothing")
         for one, node in zip(self.wanted, self.graph.graph.output_node().args[0], strict=True):  # type: ignore[arg-type]
             if not isinstance(one, torch.Tensor) or not one.is_contiguous():
                 raise Refused(f"{node} is carried or needed behind the loop, and is no contiguous tensor")
@@ -200,6 +212,24 @@ class LoopBody:
     @property
     def _count(self) -> int:
         return sum(1 for _ in self.registers)
+
+
+def _longest(leaves: Sequence[Carried]) -> list[Carried]:
+    """Without what others carry, too, on the way to a later iteration."""
+    kept = list[Carried]()
+    for leaf in sorted(leaves, key=lambda one: -len(one.first)):
+        if _register(kept, leaf) is None:
+            kept.append(leaf)
+    return kept
+
+
+def _register(carried: Sequence[Carried], leaf: Carried) -> tuple[Carried, int] | None:
+    """Which of the values that are carried is the leaf's."""
+    for one in carried:
+        older = len(one.first) - len(leaf.first)
+        if one.position == leaf.position and older >= 0 and one.first[older:] == leaf.first:
+            return one, older
+    return None
 
 
 class _Compared(Interpreter):

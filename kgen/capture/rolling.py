@@ -32,33 +32,48 @@ from kgen.verdict import Outcome, Reason, Verdict
 __all__ = ["LEAST_NODES", "roll_repeats"]
 
 # A loop of fewer operators compiles fast enough as it is, and runs without a call an iteration.
-LEAST_NODES = 64
+LEAST_NODES = 512
+# A loop of fewer iterations is not worth a word.
+LEAST_NOTED = 8
 # So many loops are looked at.
 LOOPS = 16
 # Tensors that are there before a loop, one for each iteration, are copied to be rows of one: at most so many bytes.
 MOST_STACKED = 1 << 20
 
 
-def roll_repeats(gm: GraphModule) -> list[Verdict]:
-    """Makes unrolled loops with carried values calls of `scan`, in place."""
+def roll_repeats(gm: GraphModule, least: int = LEAST_NODES) -> list[Verdict]:
+    """Makes unrolled loops with carried values calls of `scan`, in place: those of which so many nodes are repetition."""
     verdicts, refused = list[Verdict](), set[Node]()
     if too_dynamic(gm) or any(changes_gradients(node) for node in gm.graph.nodes):
         return verdicts
     for _ in range(LOOPS):
-        found = next((one for one in find_carried(list(gm.graph.nodes)) if refused.isdisjoint(one.nodes)), None)
-        if found is None or (found.count - 1) * len(found.steps) < LEAST_NODES:
+        rolled = _first_rolled(gm, least, refused, verdicts)
+        if rolled is None:
             break
-        names = found.steps[0].nodes[0].name, found.steps[-1].nodes[-1].name
-        nodes = list(found.nodes)
-        try:
-            verdicts.append(Verdict(*names, Outcome.ROLLED, Reason.CARRIED_ITERATIONS, detail=_roll(gm, found)))
-        except Refused as cause:
-            refused.update(nodes)
-            verdicts.append(Verdict(*names, Outcome.ILLEGAL, Reason.UNROLLED, detail=str(cause)))
+        verdicts.append(rolled)
     if any(one.outcome is Outcome.ROLLED for one in verdicts):
         gm.graph.lint()
         gm.recompile()
     return verdicts
+
+
+def _first_rolled(gm: GraphModule, least: int, refused: set[Node], verdicts: list[Verdict]) -> Verdict | None:
+    """Rolls the longest loop that can be, and notes why longer ones cannot."""
+    for found in find_carried(list(gm.graph.nodes)):
+        nodes, names = list(found.nodes), (found.steps[0].nodes[0].name, found.steps[-1].nodes[-1].name)
+        if not refused.isdisjoint(nodes):
+            continue
+        if (found.count - 1) * len(found.steps) < least:
+            if found.count >= LEAST_NOTED:
+                detail = f"{found.count} iterations of {len(found.steps)} operators"
+                verdicts.append(Verdict(*names, Outcome.UNPROFITABLE, Reason.SHORT_LOOP, detail=detail))
+            return None
+        try:
+            return Verdict(*names, Outcome.ROLLED, Reason.CARRIED_ITERATIONS, detail=_roll(gm, found))
+        except Refused as cause:
+            refused.update(nodes)
+            verdicts.append(Verdict(*names, Outcome.ILLEGAL, Reason.UNROLLED, detail=str(cause)))
+    return None
 
 
 def _roll(gm: GraphModule, repeat: Repeat) -> str:
@@ -88,9 +103,11 @@ class _Loop:
     def write(self) -> str:
         """Gives what there is to say of it. Raises Refused."""
         steps = self.repeat.steps
-        last = {leaf.position for leaf in _leaves(steps, Carried) if len(leaf.first) == 1}
+        kept = dict.fromkeys(range(len(steps)), 0)  # of so many last iterations, the values are carried out of the loop
+        for leaf in _leaves(steps, Carried):
+            kept[leaf.position] = max(kept[leaf.position], len(leaf.first))
         users = {k: self._users(step) for k, step in enumerate(steps) if not is_view_step(step)}
-        results = [k for k, found in users.items() if any(found[:-1]) or (found[-1] and k not in last)]
+        results = [k for k, found in users.items() if any(found[: self.repeat.count - kept[k]])]
         free = _free(steps)
         hoisted = self._hoisted(free, [k for k in results if k in free])
         body = LoopBody(self.writer, self.repeat, results, hoisted, free if hoisted else frozenset())
@@ -123,13 +140,23 @@ class _Loop:
 
     def _check_gradients(self, body: LoopBody, needed: set[int]) -> None:
         """All results of `scan` want gradients if one of its operands does. Raises Refused where they did not."""
-        given = [*body.others, *body.rows.values(), *itertools.chain(*(leaf.first for leaf in body.carried))]
-        sources = {one for node in given for one in (node, *node.all_input_nodes)}
+        sources = self._sources([*body.others, *body.rows.values(), *itertools.chain(*(leaf.first for leaf in body.carried))])
         wants = self.writer.has_gradients and any(one.requires_grad for node in sources for one in _tensors(node))
         for position in needed:
             for node in self.repeat.steps[position].nodes:
                 if any(one.requires_grad != wants and one.dtype.is_floating_point for one in _tensors(node)):
                     raise Refused(f"{node.name} wants gradients otherwise than what is computed next to it")
+
+    def _sources(self, given: Sequence[Node]) -> set[Node]:
+        """What has been there before, among nodes and what these are made of: nodes that were written here say nothing."""
+        written, open_, found = set(self.writer.made), list(given), set[Node]()
+        while open_:
+            node = open_.pop()
+            if node in written:
+                open_ += node.all_input_nodes
+            else:
+                found.add(node)
+        return found
 
     # ---- writing -------------------------------------------------------------------------------------------------------
 
@@ -160,10 +187,9 @@ class _Loop:
         for number, position in enumerate(body.results):
             self._put_rows(position, self._result(call, len(registers) + number, position, rows=True), users[position])
         for number, (leaf, k) in enumerate(registers):
-            node = self.repeat.steps[leaf.position].nodes[-1]
-            if k + 1 == len(leaf.first) == 1 and users.get(leaf.position, [[]])[-1] and leaf.position not in body.results:
+            node = self.repeat.steps[leaf.position].nodes[self.repeat.count - len(leaf.first) + k]
+            if leaf.position not in body.results and any(user not in self.inside for user in node.users):
                 self._replace(node, self._result(call, number, leaf.position, rows=False))
-                users[leaf.position][-1] = []
         self._erase()
 
     def _erase(self) -> None:
@@ -237,13 +263,20 @@ def _picks(node: Node) -> bool:
 def _with_stacks(writer: Writer, repeat: Repeat) -> Repeat:
     """The repeat with rows of one tensor in the place of nodes that are others in each iteration. Raises Refused."""
     made = dict[tuple[Node, ...], Lifted]()
+    copied = 0
 
     def leaf(one: Any) -> Any:
+        nonlocal copied
         nodes = one.nodes if isinstance(one, Each) else _picked(one)
         if nodes is None:
             return one
         if nodes not in made:
-            made[nodes] = _stacked(writer, nodes)
+            _check_alike(nodes)
+            rows = _unbound(writer, nodes)
+            copied += 0 if rows is not None else sum(one.numel() * one.element_size() for node in nodes for one in _tensors(node))
+            if copied > MOST_STACKED:
+                raise Refused(f"{nodes[0].name} and its like would be copied to be rows of one tensor")
+            made[nodes] = _rows_of(writer, nodes, rows)
         return made[nodes]
 
     steps = [Step(step.nodes, mapped(step.args, leaf), mapped(step.kwargs, leaf)) for step in repeat.steps]
@@ -256,18 +289,15 @@ def _picked(leaf: Any) -> tuple[Node, ...] | None:
     return leaf.step.nodes if isinstance(source, Node) and not isinstance(example(source), torch.Tensor) else None
 
 
-def _stacked(writer: Writer, nodes: tuple[Node, ...]) -> Lifted:
+def _check_alike(nodes: Sequence[Node]) -> None:
+    """Raises Refused unless nodes are tensors of one kind."""
     values = [example(node) for node in nodes]
-    if (
-        not all(isinstance(one, torch.Tensor) for one in values)
-        or len({(one.shape, one.dtype, one.device) for one in values}) > 1
-    ):
+    if not all(isinstance(one, torch.Tensor) for one in values) or len({(one.shape, one.dtype, one.device) for one in values}) > 1:
         raise Refused(f"{nodes[0].name} and its like are no tensors of one kind")
-    rows = _unbound(writer, nodes)
-    if rows is None:
-        if sum(one.numel() * one.element_size() for one in values) > MOST_STACKED:
-            raise Refused(f"{nodes[0].name} and its like would be copied to be rows of one tensor")
-        rows = writer.call(torch.stack, list(nodes))
+
+
+def _rows_of(writer: Writer, nodes: tuple[Node, ...], rows: Node | None) -> Lifted:
+    rows = rows or writer.call(torch.stack, list(nodes))
     found = tuple(writer.call(operator.getitem, rows, k) for k in range(len(nodes)))
     return Lifted(Step(found, (rows, Column(tuple(range(len(nodes))))), {}))
 
