@@ -189,9 +189,9 @@ class Config:
 # The fields that change what is generated. Everything else may differ between two processes that share a cache.
 CODE_FIELDS = (
     "mode", "numerics", "fallback", "fusion", "inlining", "loop_reordering", "templates", "prologues", "operand_padding",
-    "horizontal_fusion", "loop_batching", "loop_rolling", "layer_sharing", "measurements", "early_launch", "recompute_scores", "layouts",
-    "chunked_logits", "top_k", "freezing", "tuning_file", "template_packages", "compiler", "isa", "gpu_interpreter", "poison",
-    "profile_kernels",
+    "horizontal_fusion", "loop_batching", "loop_rolling", "layer_sharing", "measurements", "early_launch",
+    "recompute_scores", "layouts", "chunked_logits", "top_k", "freezing", "tuning_file", "template_packages", "compiler",
+    "isa", "gpu_interpreter", "poison", "profile_kernels",
 )  # fmt: skip
 
 _FIELDS = {f.name: f for f in dataclasses.fields(Config)}

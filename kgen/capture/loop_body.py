@@ -196,8 +196,9 @@ class LoopBody:
             given += [example(one) for one in self.others]
             memory = {storage_of(one) for one in given}
             try:
-                with Trial(memory, layouts=False):
+                with Trial(memory, layouts=False) as trial:
                     results = _Compared(self.graph).run(*given)
+                    self.writes = trial.writes
             except Refused:
                 raise
             except Exception as cause:

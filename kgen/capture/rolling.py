@@ -98,7 +98,6 @@ class _Loop:
         each = [one.nodes if isinstance(one, Each) else one.step.nodes for one in _leaves(repeat.steps, Each | Lifted)]
         self.picked = {node for node in itertools.chain(*each) if _picks(node)}
         self.repeat = _with_stacks(writer, repeat)
-        self.picked.update(writer.made)
 
     def write(self) -> str:
         """Gives what there is to say of it. Raises Refused."""
@@ -108,23 +107,34 @@ class _Loop:
             kept[leaf.position] = max(kept[leaf.position], len(leaf.first))
         users = {k: self._users(step) for k, step in enumerate(steps) if not is_view_step(step)}
         results = [k for k, found in users.items() if any(found[: self.repeat.count - kept[k]])]
-        free = _free(steps)
-        hoisted = self._hoisted(free, [k for k in results if k in free])
-        body = LoopBody(self.writer, self.repeat, results, hoisted, free if hoisted else frozenset())
+        live = self._live({k for k, found in users.items() if any(found)}, results)
+        free = _free(steps) & live
+        hoisted = self._hoisted(live, free, [k for k in results if k in free])
+        dead = frozenset(range(len(steps))) - live
+        body = LoopBody(self.writer, self.repeat, results, hoisted, dead | free if hoisted else dead)
         self._check_gradients(body, {k for k, found in users.items() if any(found)})
         self._put(body, self._call(body), users)
         ahead = f", {len(free)} more for all iterations at once in front of them" if hoisted else ""
         return f"{self.repeat.count} iterations of {len(body.steps)} operators that carry {len(body.carried)} values{ahead}"
 
+    def _live(self, needed: set[int], results: Sequence[int]) -> set[int]:
+        """Positions of steps that are needed: all where some step writes, else those that a needed one depends on."""
+        steps = self.repeat.steps
+        live = _depended_on(steps, needed)
+        if len(live) < len(steps) and LoopBody(self.writer, self.repeat, results, {}, frozenset()).writes:
+            return set(range(len(steps)))
+        return live
+
     def _users(self, step: Step) -> list[list[Node]]:
         """Who needs the step's values outside of the loop, iteration by iteration."""
         return [[user for user in node.users if user not in self.inside] for node in step.nodes]
 
-    def _hoisted(self, free: frozenset[int], wanted: Sequence[int]) -> dict[int, Node]:
+    def _hoisted(self, live: set[int], free: frozenset[int], wanted: Sequence[int]) -> dict[int, Node]:
         """Values of steps that depend on no carried value, of all iterations at once: if that makes larger matmuls."""
         steps, order = self.repeat.steps, {old: new for new, old in enumerate(sorted(free))}
         renumbered = [_renumbered(steps[k], order) for k in sorted(free)]
-        needed = {one.position for one in _leaves([step for k, step in enumerate(steps) if k not in free], Inside | Carried)}
+        bound = [step for k, step in enumerate(steps) if k in live and k not in free]
+        needed = {one.position for one in _leaves(bound, Inside | Carried)}
         results = sorted((needed & free) | set(wanted))
         written = len(self.writer.made)
         try:
@@ -190,12 +200,12 @@ class _Loop:
             node = self.repeat.steps[leaf.position].nodes[self.repeat.count - len(leaf.first) + k]
             if leaf.position not in body.results and any(user not in self.inside for user in node.users):
                 self._replace(node, self._result(call, number, leaf.position, rows=False))
-        self._erase()
+        self._erase(set(self.writer.made))
 
-    def _erase(self) -> None:
-        """Erases the blocks, and what has picked something for each of them."""
+    def _erase(self, written: set[Node]) -> None:
+        """Erases the blocks, what has picked something for each of them, and what was written in vain."""
         for node in reversed(self.gm.graph.nodes):
-            if not node.users and (node in self.inside or node in self.picked):
+            if not node.users and (node in self.inside or node in self.picked or node in written):
                 self.gm.graph.erase_node(node)
 
     def _result(self, call: Node, number: int, position: int, rows: bool) -> Node:
@@ -241,6 +251,17 @@ def _free(steps: Sequence[Step]) -> frozenset[int]:
     return frozenset(range(len(steps))) - bound
 
 
+def _depended_on(steps: Sequence[Step], needed: set[int]) -> set[int]:
+    """Positions of steps that what is needed depends on, in any iteration."""
+    live, open_ = set(needed), list(needed)
+    while open_:
+        for leaf in _leaves([steps[open_.pop()]], Inside | Carried):
+            if leaf.position not in live:
+                live.add(leaf.position)
+                open_.append(leaf.position)
+    return live
+
+
 def _renumbered(step: Step, order: dict[int, int]) -> Step:
     def leaf(one: Any) -> Any:
         return Inside(order[one.position]) if isinstance(one, Inside) else one
@@ -273,7 +294,9 @@ def _with_stacks(writer: Writer, repeat: Repeat) -> Repeat:
         if nodes not in made:
             _check_alike(nodes)
             rows = _unbound(writer, nodes)
-            copied += 0 if rows is not None else sum(one.numel() * one.element_size() for node in nodes for one in _tensors(node))
+            copied += (
+                0 if rows is not None else sum(one.numel() * one.element_size() for node in nodes for one in _tensors(node))
+            )
             if copied > MOST_STACKED:
                 raise Refused(f"{nodes[0].name} and its like would be copied to be rows of one tensor")
             made[nodes] = _rows_of(writer, nodes, rows)
@@ -292,7 +315,10 @@ def _picked(leaf: Any) -> tuple[Node, ...] | None:
 def _check_alike(nodes: Sequence[Node]) -> None:
     """Raises Refused unless nodes are tensors of one kind."""
     values = [example(node) for node in nodes]
-    if not all(isinstance(one, torch.Tensor) for one in values) or len({(one.shape, one.dtype, one.device) for one in values}) > 1:
+    if (
+        not all(isinstance(one, torch.Tensor) for one in values)
+        or len({(one.shape, one.dtype, one.device) for one in values}) > 1
+    ):
         raise Refused(f"{nodes[0].name} and its like are no tensors of one kind")
 
 
@@ -304,7 +330,8 @@ def _rows_of(writer: Writer, nodes: tuple[Node, ...], rows: Node | None) -> Lift
 
 def _unbound(writer: Writer, nodes: tuple[Node, ...]) -> Node | None:
     """The tensor whose rows the nodes are, by `unbind`; None for others."""
-    source, numbers = nodes[0].args[0], [node.args[1] if len(node.args) > 1 else None for node in nodes]
+    source = nodes[0].args[0] if nodes[0].args else None
+    numbers = [node.args[1] if len(node.args) > 1 else None for node in nodes]
     picked = all(node.target is operator.getitem and node.args[0] is source for node in nodes)
     if not picked or not isinstance(source, Node) or source.target not in (torch.unbind, "unbind"):
         return None

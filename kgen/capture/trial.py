@@ -28,6 +28,7 @@ class Trial(TorchDispatchMode):
     def __init__(self, given: set[int], layouts: bool) -> None:
         super().__init__()
         self.given, self.layouts = given, layouts
+        self.writes = False  # into memory of its own: what nothing reads may still be needed
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         named = _arguments(func, args, kwargs or {})
@@ -45,6 +46,7 @@ class Trial(TorchDispatchMode):
             raise Refused(f"{func} updates statistics")
         for argument in func._schema.arguments:
             writes = argument.alias_info is not None and argument.alias_info.is_write
+            self.writes |= writes
             if writes and any(storage_of(one) in self.given for one in _tensors(named.get(argument.name))):
                 raise Refused(f"{func} writes into what the block is given")
 
