@@ -269,6 +269,7 @@ def test_nodes_do_not_grow() -> None:
 # ---- drawn programs ----------------------------------------------------------------------------------------------------
 
 Statement = tuple[str, int, int, int]
+UNROLLED: tuple[int, ...] = ()
 BINARY: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
     "add": lambda a, b: a + b,
     "gate": lambda a, b: torch.sigmoid(a) * b,
@@ -315,10 +316,11 @@ def _value(kind: str, left: Tensor, right: Tensor, x: Tensor, w: Tensor, b: Tens
     return {"number": left * (t + 1), "matmul": left @ w, "fixed": left + b}[kind]
 
 
-@pytest.mark.parametrize("seed", range(16))
+@pytest.mark.parametrize("seed", range(10))
 def test_drawn_programs(seed: int) -> None:
     f, steps = drawn(seed)
-    same(f, *tensors((steps + 1, 3, 4), (4, 4), (3, 4)), gradients=seed % 2 == 0)
+    found = same(f, *tensors((steps + 1, 3, 4), (4, 4), (3, 4)), gradients=seed % 2 == 0)
+    assert (found.loops > 0) == (seed not in UNROLLED), found.verdicts
 
 
 @pytest.mark.slow
@@ -326,14 +328,6 @@ def test_drawn_programs(seed: int) -> None:
 def test_many_drawn_programs(seed: int) -> None:
     f, steps = drawn(seed)
     same(f, *tensors((steps + 1, 3, 4), (4, 4), (3, 4)))
-
-
-def test_most_drawn_programs_become_loops() -> None:
-    found = 0
-    for seed in range(16):
-        f, steps = drawn(seed)
-        found += same(f, *tensors((steps + 1, 3, 4), (4, 4), (3, 4)), gradients=False).loops > 0
-    assert found >= 10
 
 
 # ---- what stays unrolled -----------------------------------------------------------------------------------------------
@@ -483,4 +477,4 @@ def test_the_option() -> None:
 def test_explain() -> None:
     with torch.no_grad(), kgen.config.override(loop_rolling="on"):
         text = str(kgen.explain(rnn, *(one.float() for one in tensors(*RNN))))
-    assert Reason.CARRIED_ITERATIONS.value in text
+    assert f"a loop again because {Reason.CARRIED_ITERATIONS.value}" in " ".join(text.split())
