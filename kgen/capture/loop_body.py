@@ -9,6 +9,7 @@ from __future__ import annotations
 import operator
 from collections.abc import Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -64,7 +65,7 @@ class LoopBody:
     # ---- what goes in --------------------------------------------------------------------------------------------------
 
     def _collect(self) -> None:
-        regions = Regions(Repeat(self.repeat.count, tuple(self.repeat.steps)))
+        regions = Regions(self.repeat)
         for position, step in self.steps.items():
             region = regions.of.get(position)
             if region is not None and moves(step):
@@ -72,12 +73,12 @@ class LoopBody:
                     raise Refused(f"{step.nodes[0].name} writes into what is there before the loop")
                 self.views[position] = self._row(region, batch_view, region.base, region.access, self.repeat.count)
             else:
-                mapped((step.args, step.kwargs), lambda leaf, step=step: self._note(leaf, step, regions))
+                mapped((step.args, step.kwargs), partial(self._note, step, regions))
         self.carried = _longest(self.carried)
         for leaf in self.carried:
-            self._note(Inside(leaf.position), self.repeat.steps[leaf.position], regions)
+            self._note(self.repeat.steps[leaf.position], regions, Inside(leaf.position))
         for position in self.results:
-            self._note(Inside(position), self.repeat.steps[position], regions)
+            self._note(self.repeat.steps[position], regions, Inside(position))
         if not self.rows:  # what has as many rows says how many iterations there are
             self._row("count", Writer.call, torch.arange, self.repeat.count)
 
@@ -86,7 +87,7 @@ class LoopBody:
             self.rows[key] = make(self.writer, *args)
         return key
 
-    def _note(self, leaf: Any, step: Step, regions: Regions) -> None:
+    def _note(self, step: Step, regions: Regions, leaf: Any) -> None:
         if isinstance(leaf, Carried) and leaf not in self.carried:
             self.carried.append(leaf)
         elif isinstance(leaf, Inside) and leaf.position in self.hoisted:

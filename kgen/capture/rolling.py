@@ -96,7 +96,7 @@ class _Loop:
             if changes_more(node):
                 raise Refused(f"{node.name} changes what other operators do")
         each = [one.nodes if isinstance(one, Each) else one.step.nodes for one in _leaves(repeat.steps, Each | Lifted)]
-        self.picked = {node for node in itertools.chain(*each) if _picks(node)}
+        self.items = {node for node in itertools.chain(*each) if _reads_item(node)}
         self.repeat = _with_stacks(writer, repeat)
 
     def write(self) -> str:
@@ -114,8 +114,8 @@ class _Loop:
         body = LoopBody(self.writer, self.repeat, results, hoisted, dead | free if hoisted else dead)
         self._check_gradients(body, {k for k, found in users.items() if any(found)})
         self._put(body, self._call(body), users)
-        ahead = f", {len(free)} more for all iterations at once in front of them" if hoisted else ""
-        return f"{self.repeat.count} iterations of {len(body.steps)} operators that carry {len(body.carried)} values{ahead}"
+        more = f", {len(free)} more for all iterations at once in front of them" if hoisted else ""
+        return f"{self.repeat.count} iterations of {len(body.steps)} operators that carry {len(body.carried)} values{more}"
 
     def _live(self, needed: set[int], results: Sequence[int]) -> set[int]:
         """Positions of steps that are needed: all where some step writes, else those that a needed one depends on."""
@@ -203,9 +203,9 @@ class _Loop:
         self._erase(set(self.writer.made))
 
     def _erase(self, written: set[Node]) -> None:
-        """Erases the blocks, what has picked something for each of them, and what was written in vain."""
+        """Erases the blocks, what has read an item for each of them, and what was written in vain."""
         for node in reversed(self.gm.graph.nodes):
-            if not node.users and (node in self.inside or node in self.picked or node in written):
+            if not node.users and (node in self.inside or node in self.items or node in written):
                 self.gm.graph.erase_node(node)
 
     def _result(self, call: Node, number: int, position: int, rows: bool) -> Node:
@@ -274,7 +274,7 @@ def _is_heavy(node: Node) -> bool:
     return getattr(node.target, "overloadpacket", None) in flop_registry
 
 
-def _picks(node: Node) -> bool:
+def _reads_item(node: Node) -> bool:
     return node.target is operator.getitem and isinstance(node.args[0], Node)
 
 
@@ -288,11 +288,11 @@ def _with_stacks(writer: Writer, repeat: Repeat) -> Repeat:
 
     def leaf(one: Any) -> Any:
         nonlocal copied
-        nodes = one.nodes if isinstance(one, Each) else _picked(one)
+        nodes = one.nodes if isinstance(one, Each) else _from_tuple(one)
         if nodes is None:
             return one
         if nodes not in made:
-            _check_alike(nodes)
+            _check_kinds(nodes)
             rows = _unbound(writer, nodes)
             copied += (
                 0 if rows is not None else sum(one.numel() * one.element_size() for node in nodes for one in _tensors(node))
@@ -306,13 +306,13 @@ def _with_stacks(writer: Writer, repeat: Repeat) -> Repeat:
     return Repeat(repeat.count, tuple(steps))
 
 
-def _picked(leaf: Any) -> tuple[Node, ...] | None:
-    """The nodes that pick elements of a tuple."""
+def _from_tuple(leaf: Any) -> tuple[Node, ...] | None:
+    """The nodes that read items of a tuple."""
     source = leaf.step.args[0] if isinstance(leaf, Lifted) else None
     return leaf.step.nodes if isinstance(source, Node) and not isinstance(example(source), torch.Tensor) else None
 
 
-def _check_alike(nodes: Sequence[Node]) -> None:
+def _check_kinds(nodes: Sequence[Node]) -> None:
     """Raises Refused unless nodes are tensors of one kind."""
     values = [example(node) for node in nodes]
     if (
@@ -332,8 +332,8 @@ def _unbound(writer: Writer, nodes: tuple[Node, ...]) -> Node | None:
     """The tensor whose rows the nodes are, by `unbind`; None for others."""
     source = nodes[0].args[0] if nodes[0].args else None
     numbers = [node.args[1] if len(node.args) > 1 else None for node in nodes]
-    picked = all(node.target is operator.getitem and node.args[0] is source for node in nodes)
-    if not picked or not isinstance(source, Node) or source.target not in (torch.unbind, "unbind"):
+    unpacked = all(node.target is operator.getitem and node.args[0] is source for node in nodes)
+    if not unpacked or not isinstance(source, Node) or source.target not in (torch.unbind, "unbind"):
         return None
     first = numbers[0]
     if type(first) is not int or first < 0 or numbers != list(range(first, first + len(nodes))):

@@ -225,12 +225,12 @@ def test_decoder_with_attention() -> None:
 
 def test_integers_are_carried() -> None:
     def greedy(table: Tensor, w: Tensor) -> Any:
-        token, h, said = torch.zeros(3, dtype=torch.int64), table.new_zeros(3, 4), []
+        token, h, tokens = torch.zeros(3, dtype=torch.int64), table.new_zeros(3, 4), []
         for _ in range(T):
             h = torch.tanh(h @ w + table[token])
             token = (h @ table.t()).argmax(1)
-            said.append(token)
-        return torch.stack(said, 1), h
+            tokens.append(token)
+        return torch.stack(tokens, 1), h
 
     rolled(greedy, *tensors((7, 4), (4, 4)), gradients=False)
 
@@ -316,7 +316,7 @@ def _value(kind: str, left: Tensor, right: Tensor, x: Tensor, w: Tensor, b: Tens
     return {"number": left * (t + 1), "matmul": left @ w, "fixed": left + b}[kind]
 
 
-@pytest.mark.parametrize("seed", range(10))
+@pytest.mark.parametrize("seed", range(6))
 def test_drawn_programs(seed: int) -> None:
     f, steps = drawn(seed)
     found = same(f, *tensors((steps + 1, 3, 4), (4, 4), (3, 4)), gradients=seed % 2 == 0)
