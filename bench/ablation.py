@@ -44,6 +44,7 @@ SWITCHES: dict[str, dict[str, Any]] = {
     "operand_padding": {"operand_padding": False},
     "horizontal_fusion": {"horizontal_fusion": False},
     "loop_batching": {"loop_batching": False},
+    "loop_rolling": {"loop_rolling": "off"},
     "fusion+inlining": {"fusion": False, "inlining": False},
     "early_launch": {"early_launch": False},
     "layouts": {"layouts": "off"},

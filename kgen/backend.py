@@ -29,7 +29,7 @@ from kgen.config import Config
 from kgen.failures import Attempt
 from kgen.templates import registry
 from kgen.tuning.store import stores
-from kgen.verdict import DEMANDS
+from kgen.verdict import DEMANDS, REFUSED
 
 if TYPE_CHECKING:
     from kgen.build.unit import UnitPlan
@@ -65,16 +65,24 @@ class Stage(Protocol[In_contra, Out_co]):
 STAGES_LOG = logging.getLogger("kgen.stages")
 
 
+# An argument, a loop of three calls and the result.
+LEAST_REPEATED = 5
+# A graph of fewer nodes compiles fast enough as it is: nobody looks for loops with carried values.
+LEAST_ROLLED = 256
+
+
 # ---- the stages: each takes what the one before it made -----------------------------------------------------------------
 
 
 def rewrite(gm: GraphModule, config: Config) -> tuple[Verdict, ...]:
-    """Makes independent iterations of loops that Dynamo has unrolled batches, and equal layers calls of one, in its graph."""
-    return (*_batched(gm, config), *_shared(gm, config))
+    """Makes loops that Dynamo has unrolled batches or loops again, and equal layers calls of one, in its graph."""
+    batched, rolled, names = _batched(gm, config), _rolled(gm, config), {node.name for node in gm.graph.nodes}
+    left = [one for one in batched if not rolled or one.outcome not in REFUSED or one.producer in names]
+    return (*left, *rolled, *_shared(gm, config))
 
 
 def _batched(gm: GraphModule, config: Config) -> list[Verdict]:
-    if not config.loop_batching or len(gm.graph.nodes) < 5:  # an argument, three calls and the result
+    if not config.loop_batching or len(gm.graph.nodes) < LEAST_REPEATED:
         return []
     from kgen.capture.repeats import Search  # noqa: PLC0415  not for the smallest graphs
 
@@ -84,6 +92,18 @@ def _batched(gm: GraphModule, config: Config) -> list[Verdict]:
     from kgen.capture.batching import batch_repeats  # noqa: PLC0415  only where something repeats
 
     return batch_repeats(gm, search)
+
+
+def _rolled(gm: GraphModule, config: Config) -> list[Verdict]:
+    """Only whole graphs are recorded as CUDA graphs, or frozen: loops stay unrolled in them."""
+    always = config.loop_rolling == "on"
+    if config.loop_rolling == "off" or config.cudagraphs or config.freezing:
+        return []
+    if len(gm.graph.nodes) < (LEAST_REPEATED if always else LEAST_ROLLED):
+        return []
+    from kgen.capture.rolling import LEAST_NODES, roll_repeats  # noqa: PLC0415  only for graphs that are slow to compile
+
+    return roll_repeats(gm, 1 if always else LEAST_NODES)
 
 
 def _shared(gm: GraphModule, config: Config) -> list[Verdict]:
@@ -268,7 +288,7 @@ def _is_cached(config: Config, verdicts: Sequence[Verdict]) -> bool:
         return False
     from kgen.verdict import Outcome  # noqa: PLC0415  a rewrite has loaded it, if there was one
 
-    return not any(one.outcome is Outcome.SHARED for one in verdicts)
+    return not any(one.outcome in (Outcome.SHARED, Outcome.ROLLED) for one in verdicts)
 
 
 @dataclass

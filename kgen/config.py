@@ -27,9 +27,11 @@ Recompute = Literal["auto", "on", "off"]
 Layouts = Literal["auto", "off"]
 TopK = Literal["auto", "kernels", "library"]
 Chunks = Literal["auto", "on", "off"]
+Rolling = Literal["auto", "on", "off"]
 Tuning = Literal["before", "background"]
 MODES, NUMERICS, ISAS = get_args(Mode), get_args(Numerics), get_args(Isa)
 RECOMPUTE, LAYOUTS, TOP_K, CHUNKS = get_args(Recompute), get_args(Layouts), get_args(TopK), get_args(Chunks)
+ROLLING = get_args(Rolling)
 TUNING = get_args(Tuning)
 
 
@@ -48,6 +50,7 @@ class Options(TypedDict, total=False):
     operand_padding: bool
     horizontal_fusion: bool
     loop_batching: bool
+    loop_rolling: Rolling
     layer_sharing: bool
     measurements: bool
     early_launch: bool
@@ -91,6 +94,10 @@ class Config:
     without `loop_batching` iterations of an unrolled loop stay operators of their own (docs/loops.md); without
     `measurements` no tuning file is read; without `early_launch` a GPU's kernels are launched when the one before has
     ended.
+
+    `loop_rolling` says whether unrolled loops whose iterations need each other's results become loops again, with one body
+    that is compiled once (docs/loops.md): `auto` for those that would take long to compile; `on` for all of three iterations
+    and more, which then run with a call an iteration.
 
     `layer_sharing` compiles equal layers once, as calls of one body (docs/loops.md): a deep model compiles sooner, but no
     kernel reaches from one layer into the next, and another process finds kernels on disk, but not the whole graph.
@@ -141,6 +148,7 @@ class Config:
     operand_padding: bool = True
     horizontal_fusion: bool = True
     loop_batching: bool = True
+    loop_rolling: str = "auto"
     layer_sharing: bool = False
     measurements: bool = True
     early_launch: bool = True
@@ -184,9 +192,9 @@ class Config:
 # The fields that change what is generated. Everything else may differ between two processes that share a cache.
 CODE_FIELDS = (
     "mode", "numerics", "fallback", "fusion", "inlining", "loop_reordering", "templates", "prologues", "operand_padding",
-    "horizontal_fusion", "loop_batching", "layer_sharing", "measurements", "early_launch", "recompute_scores", "layouts",
-    "chunked_logits", "top_k", "freezing", "tuning_file", "template_packages", "compiler", "isa", "gpu_interpreter", "poison",
-    "profile_kernels", "debug_info",
+    "horizontal_fusion", "loop_batching", "loop_rolling", "layer_sharing", "measurements", "early_launch",
+    "recompute_scores", "layouts", "chunked_logits", "top_k", "freezing", "tuning_file", "template_packages", "compiler",
+    "isa", "gpu_interpreter", "poison", "profile_kernels", "debug_info",
 )  # fmt: skip
 
 _FIELDS = {f.name: f for f in dataclasses.fields(Config)}
@@ -198,6 +206,7 @@ _CHOICES: dict[str, tuple[str, ...]] = {
     "layouts": LAYOUTS,
     "top_k": TOP_K,
     "chunked_logits": CHUNKS,
+    "loop_rolling": ROLLING,
     "tuning": TUNING,
 }
 VARIABLES = {

@@ -22,6 +22,7 @@ _TEXTS = {
     "operand_padding": "operands with unaligned rows are copied into padded ones",
     "horizontal_fusion": "kernels that need nothing of each other may share a launch",
     "loop_batching": "iterations of an unrolled loop become one batched operator",
+    "loop_rolling": "an unrolled loop whose iterations need each other's results is a loop again, with one body",
     "layer_sharing": "equal layers of a model are compiled once, as calls of one body",
     "measurements": "tuning files are read",
     "early_launch": "a GPU's kernel may be launched before the one in front of it has ended",

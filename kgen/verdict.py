@@ -22,6 +22,7 @@ class Outcome(Enum):
     CHOSEN = "chosen"
     BATCHED = "batched"
     SHARED = "compiled once"
+    ROLLED = "a loop again"
     RECORDED = "recorded as a CUDA graph"
     FROZEN = "computed once"
     NOT_FROZEN = "not frozen"
@@ -145,6 +146,9 @@ class Reason(Enum):
     EAGER_STRIDES = "its strides have to be eager's there"
     INDEPENDENT_ITERATIONS = "no iteration of the loop touches what another one writes"
     ITERATIONS = "the iterations of the loop cannot run as one batch"
+    CARRIED_ITERATIONS = "the iterations of the loop are one function of what the one before has made"
+    UNROLLED = "the iterations of the loop cannot be calls of one body"
+    SHORT_LOOP = "the loop compiles fast enough unrolled, and runs without a call an iteration"
     EQUAL_LAYERS = "the blocks are one function of different tensors"
     LAYERS_DIFFER = "the blocks cannot be calls of one function"
     MUTATED_INPUT = "it writes an input that may have another address at the next call"
@@ -226,6 +230,8 @@ CHANGES: dict[Reason, str] = {
     Reason.COPIES_DEAR: "give the model and its inputs memory_format=torch.channels_last, or set options={'freezing': True}",
     Reason.EAGER_STRIDES: "give the model and its inputs memory_format=torch.channels_last",
     Reason.LAYERS_DIFFER: "give the layers the same constants, sizes and strides; write and draw outside of them",
+    Reason.SHORT_LOOP: "set options={'loop_rolling': 'on'}",
+    Reason.UNROLLED: "give iterations the same operators and sizes; write, draw and count outside of the loop",
     Reason.ITERATIONS: "index tensors by the number of the iteration alone, and write what no other iteration needs",
     Reason.MUTATED_INPUT: "return the new value, or make the tensor a parameter or buffer of a module",
 }

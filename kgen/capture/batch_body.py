@@ -17,7 +17,7 @@ from kgen.capture.regions import Refused, Region, Regions, example, index_of
 from kgen.capture.repeats import Column, Inside, Lifted, Repeat, Step, mapped
 from kgen.capture.torch_adapter import batching_rules_only, is_too_large
 
-__all__ = ["Refused", "batched_body"]
+__all__ = ["Refused", "batched_body", "moves", "numbers"]
 
 aten = torch.ops.aten
 
@@ -112,6 +112,26 @@ def _rounds_equally(column: Column, dtype: torch.dtype) -> bool:
     return dtype != torch.bool and torch.tensor(column.values).to(dtype).to(torch.float64).tolist() == list(column.values)
 
 
+def numbers(writer: Writer, column: Column, step: Step) -> Node:
+    """Numbers of a step's arithmetic as a tensor with iterations as its dimension. Raises Refused."""
+    first = step.nodes[0]
+    known = [example(first)] if not _is_write(step) else [example(step.args[0])] if isinstance(step.args[0], Node) else []
+    known += [one for node in first.all_input_nodes for one in _tensors(example(node))]
+    if first.target not in (*ARITHMETIC, operator.setitem) or not known:
+        raise Refused(f"{first.name} has numbers that differ, and is no arithmetic")
+    if not all(_rounds_equally(column, one.dtype) for one in known if one.dtype != torch.bool):
+        raise Refused(f"{first.name} has numbers that its type does not hold")
+    return _counted(writer, column, known[0].device)
+
+
+def _counted(writer: Writer, column: Column, device: torch.device) -> Node:
+    first, step = column.values[0], column.values[1] - column.values[0]
+    node = writer.call(torch.arange, len(column.values), device=device)
+    if isinstance(step, float):
+        node = writer.method("to", node, torch.float64)
+    return writer.method("add", writer.method("mul", node, step), first)
+
+
 # ---- tracing -----------------------------------------------------------------------------------------------------------
 
 
@@ -143,7 +163,7 @@ class _Body:
 
     def _note_inputs(self, position: int, step: Step) -> None:
         region = self.regions.of.get(position)
-        if region is not None and _moves(step):
+        if region is not None and moves(step):
             self.views[position] = self._view(region)
             trees: Any = step.args[2:] if _is_write(step) else ()
         else:
@@ -171,21 +191,7 @@ class _Body:
 
     def _numbers(self, column: Column, step: Step) -> None:
         """Numbers of a step's arithmetic as a tensor."""
-        first = step.nodes[0]
-        known = [example(first)] if not _is_write(step) else [example(step.args[0])] if isinstance(step.args[0], Node) else []
-        known += [one for node in first.all_input_nodes for one in _tensors(example(node))]
-        if first.target not in (*ARITHMETIC, operator.setitem) or not known:
-            raise Refused(f"{first.name} has numbers that differ, and is no arithmetic")
-        if not all(_rounds_equally(column, one.dtype) for one in known if one.dtype != torch.bool):
-            raise Refused(f"{first.name} has numbers that its type does not hold")
-        self._add(column, lambda: self._counted(column, known[0].device), True)
-
-    def _counted(self, column: Column, device: torch.device) -> Node:
-        first, step = column.values[0], column.values[1] - column.values[0]
-        node = self.writer.call(torch.arange, self.repeat.count, device=device)
-        if isinstance(step, float):
-            node = self.writer.method("to", node, torch.float64)
-        return self.writer.method("add", self.writer.method("mul", node, step), first)
+        self._add(column, lambda: numbers(self.writer, column, step), True)
 
     def traced(self, results: Sequence[int]) -> GraphModule:
         """The body over all iterations, as a graph of the inputs."""
@@ -252,7 +258,7 @@ class _Body:
             raise Refused("a copy of what is written is read in a batch")
 
 
-def _moves(step: Step) -> bool:
+def moves(step: Step) -> bool:
     """Whether a step's index says that iterations differ."""
     found = []
     base, index = index_of(step) or (None, ())

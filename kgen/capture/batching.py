@@ -23,7 +23,7 @@ from kgen.capture.regions import is_view_step, runs_backwards
 from kgen.capture.repeats import Repeat, Search, turned
 from kgen.verdict import Outcome, Reason, Verdict
 
-__all__ = ["RESHAPES_IN_PLACE", "batch_repeats", "changes_more", "too_dynamic"]
+__all__ = ["RESHAPES_IN_PLACE", "batch_repeats", "changes_gradients", "changes_more", "too_dynamic"]
 
 RESHAPES_IN_PLACE = frozenset(
     (
@@ -107,6 +107,11 @@ def changes_more(node: Node) -> bool:
     target = getattr(node.target, "overloadpacket", node.target)
     method = target if isinstance(target, str) else getattr(target, "__name__", "")
     return node.op.startswith("call") and (target is _enter_autocast or method in RESHAPES_IN_PLACE)
+
+
+def changes_gradients(node: Node) -> bool:
+    """Whether a node changes whether gradients are wanted: a body is traced at another time."""
+    return node.op == "call_function" and "grad_enabled" in str(node.target)
 
 
 def _is_static(node: Node) -> bool:

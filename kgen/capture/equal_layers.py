@@ -10,24 +10,22 @@ from __future__ import annotations
 
 import itertools
 import operator
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import torch
 from torch._higher_order_ops.invoke_subgraph import invoke_subgraph
 from torch.fx import GraphModule, Interpreter, Node
 from torch.utils import _pytree as pytree
-from torch.utils._python_dispatch import TorchDispatchMode
 
-from kgen.capture.batching import RESHAPES_IN_PLACE, changes_more, too_dynamic
+from kgen.capture.batching import changes_gradients, changes_more, too_dynamic
 from kgen.capture.equal_blocks import Blocks, bytes_of, candidates, kind_of
 from kgen.capture.regions import Refused, example
 from kgen.capture.torch_adapter import WRITES_NOTHING, own_fake_mode
+from kgen.capture.trial import Trial, storage_of
 from kgen.verdict import Outcome, Reason, Verdict
 
 __all__ = ["share_layers"]
-
-aten = torch.ops.aten
 
 # A block of fewer calls is no layer: calling it would take as long as it runs.
 LEAST_CALLS = 8
@@ -38,7 +36,7 @@ KINDS = 16
 def share_layers(gm: GraphModule, layouts: bool = False) -> list[Verdict]:
     """Makes equal blocks calls of one, in place. With `layouts`, blocks with convolutions stay: what is around them chooses."""
     verdicts, refused = list[Verdict](), set[Node]()
-    if too_dynamic(gm) or any(map(_changes_gradients, gm.graph.nodes)):
+    if too_dynamic(gm) or any(map(changes_gradients, gm.graph.nodes)):
         return verdicts
     for _ in range(KINDS):
         blocks = next((one for one in candidates(gm.graph, LEAST_CALLS) if refused.isdisjoint(one.calls[0])), None)
@@ -54,11 +52,6 @@ def share_layers(gm: GraphModule, layouts: bool = False) -> list[Verdict]:
         gm.graph.lint()
         gm.recompile()
     return verdicts
-
-
-def _changes_gradients(node: Node) -> bool:
-    """Whether a node changes whether gradients are wanted: a body is traced at another time."""
-    return node.op == "call_function" and "grad_enabled" in str(node.target)
 
 
 def _names(blocks: Blocks) -> tuple[str, str]:
@@ -123,11 +116,11 @@ class _Proof:
         """Operands are different tensors: a body that is traced with one tensor for two of them would read only one."""
         for given in zip(*self.blocks.operands, strict=True):
             values = [example(one) for one in given]
-            if len(set(map(_storage, values))) < len(values):
+            if len(set(map(storage_of, values))) < len(values):
                 raise Refused(f"{given[0].name} and another operand share memory in one of the blocks")
 
     def _results(self) -> Sequence[torch.Tensor]:
-        trial = _Trial({_storage(one) for one in self.given}, self.layouts)
+        trial = Trial({storage_of(one) for one in self.given}, self.layouts)
         try:
             with own_fake_mode(self.given), torch.no_grad(), trial:
                 results: Sequence[torch.Tensor] = Interpreter(self.body).run(*self.given)
@@ -139,63 +132,20 @@ class _Proof:
 
     def _check_memory(self, results: Sequence[Any]) -> None:
         """Each result has memory of its own: who writes into one of them writes into no other tensor."""
-        taken = {_storage(one) for one in self.given}
+        taken = {storage_of(one) for one in self.given}
         for position, result in zip(self.blocks.results, results, strict=True):
             node = self.blocks.calls[0][position]
             if not isinstance(result, torch.Tensor):
                 raise Refused(f"{node.name} is needed outside of the block, and is no tensor")
-            if _storage(result) in taken:
+            if storage_of(result) in taken:
                 raise Refused(f"{node.name} shares memory with an operand or with another result")
-            taken.add(_storage(result))
+            taken.add(storage_of(result))
             if _sizes(result) != _sizes(example(node)):
                 raise Refused(f"{node.name} has other strides without gradients")
 
 
-def _storage(value: torch.Tensor) -> int:
-    return value.untyped_storage()._cdata
-
-
 def _sizes(value: torch.Tensor) -> Any:
     return kind_of(value.detach())
-
-
-class _Trial(TorchDispatchMode):
-    """Raises Refused at an operator that makes a body more than a function of its operands."""
-
-    def __init__(self, given: set[int], layouts: bool) -> None:
-        super().__init__()
-        self.given, self.layouts = given, layouts
-
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        named = _arguments(func, args, kwargs or {})
-        self._check_writes(func, named)
-        if torch.Tag.nondeterministic_seeded in func.tags and named.get("dropout_p") != 0.0:
-            raise Refused(f"{func} draws random numbers")
-        if self.layouts and func is aten.convolution.default:
-            raise Refused(f"{func}: strides are chosen for what is around it, too")
-        return func(*args, **(kwargs or {}))
-
-    def _check_writes(self, func: Any, named: Mapping[str, Any]) -> None:
-        if func.__name__.partition(".")[0] in RESHAPES_IN_PLACE:
-            raise Refused(f"{func} changes the sizes of a tensor that was there")
-        if (named.get("training") or named.get("train")) and named.get("running_mean") is not None:
-            raise Refused(f"{func} updates statistics")
-        for argument in func._schema.arguments:
-            writes = argument.alias_info is not None and argument.alias_info.is_write
-            if writes and any(_storage(one) in self.given for one in _tensors(named.get(argument.name))):
-                raise Refused(f"{func} writes into what the block is given")
-
-
-def _arguments(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> dict[str, Any]:
-    if not isinstance(func, torch._ops.OpOverload):
-        raise Refused(f"{func} is no operator of PyTorch")
-    declared = func._schema.arguments
-    given = {argument.name: argument.default_value for argument in declared if argument.has_default_value()}
-    return {**given, **{argument.name: one for argument, one in zip(declared, args, strict=False)}, **kwargs}
-
-
-def _tensors(value: Any) -> list[torch.Tensor]:
-    return [one for one in pytree.tree_leaves(value) if isinstance(one, torch.Tensor)]
 
 
 # ---- the rewrite -------------------------------------------------------------------------------------------------------

@@ -11,7 +11,7 @@ from kgen.capture.batch_views import Writer
 from kgen.capture.regions import Refused, is_view_step
 from kgen.capture.repeats import Repeat, Step
 
-__all__ = ["Join", "joins_of", "put_join"]
+__all__ = ["Join", "join_of", "joins_of", "put_join"]
 
 JOINS = (torch.stack, torch.cat, torch.concat, torch.concatenate)
 
@@ -36,12 +36,23 @@ def joins_of(repeat: Repeat) -> list[Join]:
 
 
 def _checked(node: Node, step: Step) -> Node:
-    values = node.args[0] if node.args else None
-    if node.target not in JOINS or not node.kwargs.keys() <= {"dim"} or not isinstance(values, list | tuple):
+    if not _joins(node):
         raise Refused(f"{node.name} needs values of single iterations")
-    if tuple(values) != step.nodes or not node.meta["example_value"].is_contiguous():
+    if join_of(node, step) is None:
         raise Refused(f"{node.name} joins more than the iterations' values, or in another layout")
     return node
+
+
+def _joins(node: Node) -> bool:
+    values = node.args[0] if node.args else None
+    return node.target in JOINS and node.kwargs.keys() <= {"dim"} and isinstance(values, list | tuple)
+
+
+def join_of(node: Node, step: Step) -> Node | None:
+    """The node, if it joins what the step gives in all iterations, and nothing else."""
+    if not _joins(node) or tuple(node.args[0]) != step.nodes:  # type: ignore[arg-type]
+        return None
+    return node if node.meta["example_value"].is_contiguous() else None
 
 
 def put_join(graph: Graph, join: Join, output: Node) -> None:

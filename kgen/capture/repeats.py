@@ -9,15 +9,15 @@ from __future__ import annotations
 import itertools
 import operator
 from collections import Counter
-from collections.abc import Callable, Hashable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from torch.fx import GraphModule, Node
 
 __all__ = [
-    "LEAST", "Column", "Inside", "Lifted", "Refusals", "Repeat", "Search", "Step", "find", "mapped", "periods", "runs",
-    "shape_of", "turned",
+    "LEAST", "Carried", "Column", "Each", "Inside", "Lifted", "Refusals", "Repeat", "Search", "Step", "find", "find_carried",
+    "mapped", "periods", "runs", "shape_of", "turned",
 ]  # fmt: skip
 
 # Two equal nodes are no loop yet.
@@ -26,6 +26,10 @@ LEAST = 3
 LOOK_BACK = 6
 # So many lengths of blocks are tried.
 PERIODS = 32
+# So many beginnings of a block are tried.
+CUTS = 6
+# From so many blocks back, a value may come.
+DISTANCE = 4
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,8 +54,24 @@ class Lifted:
 
 
 @dataclass(frozen=True, slots=True)
+class Each:
+    """Another node in front of the blocks for each of them."""
+
+    nodes: tuple[Node, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Carried:
+    """What the node at `position` gives `len(first)` blocks earlier. Until there is one, blocks have `first` in its place."""
+
+    position: int
+    first: tuple[Node, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class Step:
-    """One node of all blocks; arguments are trees over constants, nodes in front of the blocks, Inside, Column and Lifted."""
+    """One node of all blocks; arguments are trees over constants, nodes in front of the blocks, Inside, Column and Lifted.
+    Where blocks may need each other's results (`find_carried`), there are Each and Carried, too."""
 
     nodes: tuple[Node, ...]
     args: tuple[Any, ...]
@@ -171,6 +191,29 @@ def find(nodes: Sequence[Node], refused: Refusals) -> Iterator[Repeat]:
             yield from _in_run(_Blocks(nodes, order, period), begin, end, refused)
 
 
+def find_carried(nodes: Sequence[Node]) -> list[Repeat]:
+    """Repeats whose blocks may need each other's results, those first that leave the fewest nodes."""
+    numbers = dict[Any, int]()
+    ids = [numbers.setdefault(_signature(node), len(numbers)) for node in nodes]
+    order = {node: position for position, node in enumerate(nodes)}
+    found = list[Repeat]()
+    for period in periods(ids):
+        for begin, end in runs(ids, period):
+            found += _carried_in_run(_Blocks(nodes, order, period, carries=True), begin, end)
+    return sorted(found, key=lambda one: (-(one.count - 1) * len(one.steps), len(one.steps)))
+
+
+def _carried_in_run(blocks: _Blocks, begin: int, end: int) -> Iterator[Repeat]:
+    """A block begins where the fewest values go from one to the next."""
+    while end - begin >= LEAST * blocks.period:
+        made = next((one for start in blocks.cuts(begin, end) if (one := blocks.longest(start, end)) is not None), None)
+        if made is None:
+            begin += blocks.period
+        else:
+            yield made
+            begin = blocks.order[made.steps[-1].nodes[-1]] + 1
+
+
 def periods(ids: Sequence[int]) -> list[int]:
     """Distances between equal ids that are frequent enough for blocks so long, the shortest first."""
     seen, found = dict[int, list[int]](), Counter[int]()
@@ -224,6 +267,22 @@ class _Blocks:
     nodes: Sequence[Node]
     order: dict[Node, int]
     period: int
+    carries: bool = False
+
+    def cuts(self, begin: int, end: int) -> list[int]:
+        """Where a block may begin, in order of how many values are needed behind a block that begins a period later."""
+        last = min(begin + self.period, end - LEAST * self.period + 1)
+        changes = Counter[int]()
+        for position in range(begin, min(begin + 2 * self.period, end)):
+            used = max((self.order[user] for user in self.nodes[position].users), default=position)
+            changes[position + 1] += 1
+            changes[used + 1] -= 1
+        live = list(itertools.accumulate(changes[position] for position in range(begin, last + self.period)))
+        return sorted(range(begin, last), key=lambda start: live[start - begin + self.period])[:CUTS]
+
+    def longest(self, begin: int, end: int) -> Repeat | None:
+        """As many blocks as there are from a node on; None if there are too few."""
+        return self.steps(begin, LEAST) and self.steps(begin, (end - begin) // self.period)
 
     def steps(self, begin: int, count: int) -> Repeat | None:
         """The longest repeat of up to `count` blocks that begins at a node; None if it is too short."""
@@ -258,12 +317,36 @@ class _Blocks:
         if positions[0] >= begin:
             _all(one == positions[0] + k * self.period for k, one in enumerate(positions))
             return Inside(positions[0] - begin)
+        if self.carries and positions[-1] >= begin:
+            return self._carried(begin, column, positions)
         if positions[1] == positions[0]:
             _all(one == positions[0] for one in positions)
             return column[0]
         _all(one < begin for one in positions)
+        if self.carries:
+            return self._lifted(begin, column) or Each(tuple(column))
         _all(node.target is operator.getitem and _signature(node) == _signature(column[0]) for node in column)
         return Lifted(self._merged(begin, tuple(column)))
+
+    def _lifted(self, begin: int, column: Sequence[Node]) -> Lifted | None:
+        """What reads one tensor or tuple, at indices that advance; None for other nodes."""
+        first = column[0]
+        if any(node.target is not operator.getitem or _signature(node) != _signature(first) for node in column):
+            return None
+        try:
+            step = self._merged(begin, tuple(column))
+        except _Ends:
+            return None
+        return Lifted(step) if isinstance(step.args[0], Node) else None
+
+    def _carried(self, begin: int, column: Sequence[Node], positions: Sequence[int]) -> Carried:
+        distance = next(k for k, one in enumerate(positions) if one >= begin)
+        place = positions[distance]
+        if distance > DISTANCE or place >= begin + self.period:
+            raise _Ends(distance)
+        behind = enumerate(positions[distance:])
+        _all(itertools.chain([True] * distance, (one == place + k * self.period for k, one in behind)))
+        return Carried(place - begin, tuple(column[:distance]))
 
 
 def _constant(column: Sequence[Any]) -> Any:
@@ -277,7 +360,7 @@ def _constant(column: Sequence[Any]) -> Any:
     return Column(tuple(column))
 
 
-def _all(conditions: Iterator[bool]) -> None:
+def _all(conditions: Iterable[bool]) -> None:
     """Raises _Ends with the number of blocks in front of the first one for which the condition does not hold."""
     for count, holds in enumerate(conditions):
         if not holds:

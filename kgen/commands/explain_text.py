@@ -174,13 +174,17 @@ def _decisions(verdicts: Sequence[Verdict], most: int) -> Iterator[Section]:
 
 def _taken(verdict: Verdict) -> str:
     """What was done and why; of loops and equal layers also how many."""
-    detail = f" ({verdict.detail})" if verdict.detail and verdict.outcome in (Outcome.BATCHED, Outcome.SHARED) else ""
+    detail = (
+        f" ({verdict.detail})"
+        if verdict.detail and verdict.outcome in (Outcome.BATCHED, Outcome.SHARED, Outcome.ROLLED)
+        else ""
+    )
     return f"{verdict.outcome.value} because {verdict.reason.value}{detail}"
 
 
 _TAKEN = (
-    Outcome.FUSED, Outcome.RECOMPUTED, Outcome.STORED, Outcome.CHOSEN, Outcome.BATCHED, Outcome.SHARED, Outcome.FROZEN,
-    Outcome.PACKED, Outcome.RECORDED, Outcome.FOLDED, Outcome.CHANNELS_LAST, Outcome.COPIED,
+    Outcome.FUSED, Outcome.RECOMPUTED, Outcome.STORED, Outcome.CHOSEN, Outcome.BATCHED, Outcome.SHARED, Outcome.ROLLED,
+    Outcome.FROZEN, Outcome.PACKED, Outcome.RECORDED, Outcome.FOLDED, Outcome.CHANNELS_LAST, Outcome.COPIED,
 )  # fmt: skip
 
 

@@ -3,6 +3,8 @@
 
 #include <ATen/ops/empty.h>
 
+#include <cstring>
+
 #include "runtime_calls.h"
 
 namespace {
@@ -99,6 +101,53 @@ PyObject* repeat(PyObject*, PyObject* const* args, Py_ssize_t count) {
   END_HANDLE_TH_ERRORS
 }
 
+// Strides that a body was compiled for, read once; none where it does not matter.
+struct Layout {
+  bool matters = false;
+  Dims strides;
+};
+
+std::vector<Layout> layouts(PyObject* each) {
+  const Object items = as_tuple(each);
+  std::vector<Layout> made(static_cast<size_t>(length(items.ptr)));
+  for (size_t i = 0; i < made.size(); ++i) {
+    PyObject* strides = item(items.ptr, static_cast<Py_ssize_t>(i));
+    made[i].matters = strides != Py_None;
+    for (Py_ssize_t d = 0; made[i].matters && d < length(strides); ++d) made[i].strides.push_back(integer(strides, d));
+  }
+  return made;
+}
+
+Object in_layout(Object value, const Layout& layout) {
+  if (!layout.matters || !THPVariable_Check(value.ptr)) return value;
+  const at::Tensor& tensor = THPVariable_Unpack(value.ptr);
+  if (tensor.strides() == c10::IntArrayRef(layout.strides)) return value;
+  at::Tensor copy = at::empty_strided(tensor.sizes(), layout.strides, tensor.options());
+  copy.copy_(tensor);
+  return checked(THPVariable_Wrap(std::move(copy)));
+}
+
+// A tensor that the iterations of a scan read row by row, in order. A row is made without the dispatcher.
+class Scanned {
+ public:
+  Scanned(PyObject* whole, Layout layout) : whole_(THPVariable_Unpack(whole)), layout_(std::move(layout)) {
+    sizes_ = Dims(whole_.sizes().slice(1));
+    strides_ = Dims(whole_.strides().slice(1));
+  }
+
+  Object row(int64_t k) const {
+    const int64_t start = whole_.storage_offset() + k * whole_.stride(0);
+    at::Tensor made = at::detail::make_tensor<c10::TensorImpl>(c10::Storage(whole_.storage()), whole_.key_set(), whole_.dtype());
+    made.unsafeGetTensorImpl()->set_sizes_and_strides(sizes_, strides_, start);
+    return in_layout(checked(THPVariable_Wrap(std::move(made))), layout_);
+  }
+
+ private:
+  const at::Tensor whole_;
+  const Layout layout_;
+  Dims sizes_, strides_;
+};
+
 // What the iterations of a scan give besides carried values, as the rows of tensors. Nothing where they give None.
 struct Rows {
   std::vector<at::Tensor> made;
@@ -114,8 +163,19 @@ struct Rows {
         sizes.insert(sizes.begin(), count);
         made[i] = at::empty(sizes, one.options());
       }
-      made[i].select(0, k).copy_(one);
+      put_row(made[i], one, k);
     }
+  }
+
+ private:
+  static void put_row(const at::Tensor& rows, const at::Tensor& one, int64_t k) {
+    if (!one.is_cpu() || one.layout() != at::kStrided || !one.is_contiguous() || one.scalar_type() != rows.scalar_type() ||
+        one.sizes() != rows.sizes().slice(1)) {
+      rows.select(0, k).copy_(one);
+      return;
+    }
+    const size_t bytes = one.nbytes();
+    if (bytes) std::memcpy(static_cast<char*>(rows.mutable_data_ptr()) + k * bytes, one.const_data_ptr(), bytes);
   }
 };
 
@@ -123,29 +183,31 @@ struct Rows {
 PyObject* scan(PyObject*, PyObject* const* args, Py_ssize_t count) {
   HANDLE_TH_ERRORS
   TORCH_CHECK_TYPE(count == 5, "takes five arguments");
-  const Object strides = as_tuple(args[4]), rows = as_tuple(args[2]);
+  const Object rows = as_tuple(args[2]);
+  const std::vector<Layout> wanted = layouts(args[4]);
   const size_t carried = static_cast<size_t>(PyList_GET_SIZE(args[1])), scanned = static_cast<size_t>(length(rows.ptr));
-  Objects values = objects(args[1], strides, 0), others = objects(args[3], strides, carried + scanned);
+  const auto layout_of = [&](size_t position) { return position < wanted.size() ? wanted[position] : Layout(); };
+  std::vector<Scanned> sequences;
+  for (size_t i = 0; i < scanned; ++i)
+    sequences.emplace_back(item(rows.ptr, static_cast<Py_ssize_t>(i)), layout_of(carried + i));
+  Objects given;
+  const auto add = [&](PyObject* value) { given.push_back(in_layout(Object::borrow(value), layout_of(given.size()))); };
+  for (size_t i = 0; i < carried; ++i) add(PyList_GET_ITEM(args[1], static_cast<Py_ssize_t>(i)));
+  for (size_t i = 0; i < scanned; ++i) given.push_back(Object::borrow(Py_None));
+  for (Py_ssize_t i = 0; i < PyList_GET_SIZE(args[3]); ++i) add(PyList_GET_ITEM(args[3], i));
   const int64_t trips = THPVariable_Unpack(item(rows.ptr, 0)).size(0);
   Rows made;
   for (int64_t k = 0; k < trips; ++k) {
-    Objects given;
-    for (const Object& one : values) given.push_back(Object::borrow(one.ptr));
-    for (size_t i = 0; i < scanned; ++i) {
-      Object row = checked(THPVariable_Wrap(THPVariable_Unpack(item(rows.ptr, static_cast<Py_ssize_t>(i))).select(0, k)));
-      given.push_back(restrided(row.ptr, item(strides.ptr, static_cast<Py_ssize_t>(carried + i))));
-    }
-    for (const Object& one : others) given.push_back(Object::borrow(one.ptr));
+    for (size_t i = 0; i < scanned; ++i) given[carried + i] = sequences[i].row(k);
     Object results = run_graph(args[0], given);
     for (size_t i = 0; i < carried; ++i)
-      values[i] = restrided(PySequence_Fast_GET_ITEM(results.ptr, static_cast<Py_ssize_t>(i)),
-                            item(strides.ptr, static_cast<Py_ssize_t>(i)));
+      given[i] = in_layout(Object::borrow(PySequence_Fast_GET_ITEM(results.ptr, static_cast<Py_ssize_t>(i))), layout_of(i));
     made.put(results.ptr, carried, k, trips);
     check_signals();
   }
   Object outputs = checked(PyList_New(0));
-  for (const Object& one : values)
-    if (PyList_Append(outputs.ptr, one.ptr) != 0) checked(nullptr);
+  for (size_t i = 0; i < carried; ++i)
+    if (PyList_Append(outputs.ptr, given[i].ptr) != 0) checked(nullptr);
   for (const at::Tensor& one : made.made) {
     Object row = one.defined() ? checked(THPVariable_Wrap(one)) : Object::borrow(Py_None);
     if (PyList_Append(outputs.ptr, row.ptr) != 0) checked(nullptr);

@@ -1,0 +1,63 @@
+"""A trial run of a body on tensors without data, which sees each operator that PyTorch comes to."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+from torch.utils import _pytree as pytree
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from kgen.capture.batching import RESHAPES_IN_PLACE
+from kgen.capture.regions import Refused
+
+__all__ = ["Trial", "storage_of"]
+
+aten = torch.ops.aten
+
+
+def storage_of(value: torch.Tensor) -> int:
+    """Equal for tensors that share memory."""
+    return value.untyped_storage()._cdata
+
+
+class Trial(TorchDispatchMode):
+    """Raises Refused at an operator that makes a body more than a function of its operands."""
+
+    def __init__(self, given: set[int], layouts: bool) -> None:
+        super().__init__()
+        self.given, self.layouts = given, layouts
+        self.writes = False  # into memory of its own: what nothing reads may still be needed
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        named = _arguments(func, args, kwargs or {})
+        self._check_writes(func, named)
+        if torch.Tag.nondeterministic_seeded in func.tags and named.get("dropout_p") != 0.0:
+            raise Refused(f"{func} draws random numbers")
+        if self.layouts and func is aten.convolution.default:
+            raise Refused(f"{func}: strides are chosen for what is around it, too")
+        return func(*args, **(kwargs or {}))
+
+    def _check_writes(self, func: Any, named: Mapping[str, Any]) -> None:
+        if func.__name__.partition(".")[0] in RESHAPES_IN_PLACE:
+            raise Refused(f"{func} changes the sizes of a tensor that was there")
+        if (named.get("training") or named.get("train")) and named.get("running_mean") is not None:
+            raise Refused(f"{func} updates statistics")
+        for argument in func._schema.arguments:
+            writes = argument.alias_info is not None and argument.alias_info.is_write
+            self.writes |= writes
+            if writes and any(storage_of(one) in self.given for one in _tensors(named.get(argument.name))):
+                raise Refused(f"{func} writes into what the block is given")
+
+
+def _arguments(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> dict[str, Any]:
+    if not isinstance(func, torch._ops.OpOverload):
+        raise Refused(f"{func} is no operator of PyTorch")
+    declared = func._schema.arguments
+    given = {argument.name: argument.default_value for argument in declared if argument.has_default_value()}
+    return {**given, **{argument.name: one for argument, one in zip(declared, args, strict=False)}, **kwargs}
+
+
+def _tensors(value: Any) -> list[torch.Tensor]:
+    return [one for one in pytree.tree_leaves(value) if isinstance(one, torch.Tensor)]
