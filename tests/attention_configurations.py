@@ -139,7 +139,7 @@ class Configuration:
         args = self.arguments()
         return Row(
             str(self), self.function, [args, args], _Agreement(self), externs=None, backward=True,
-            before_split=lambda gm: recompute_scores(replace_random(gm), lambda _: True),
+            before_split=lambda gm: recompute_scores(replace_random(gm), lambda *_: True),
         )  # fmt: skip
 
 

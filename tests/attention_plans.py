@@ -31,7 +31,7 @@ CPU = Only("cpp_attention", lambda configs: configs[0], also=("cpp_attention_bac
 
 def before_split(whole: GraphModule) -> GraphModule:
     """The graph of forward and backward, with the rewrites for attention."""
-    return recompute_scores(split_weighted_sums(replace_random(whole), lambda _: True), lambda _: True)
+    return recompute_scores(split_weighted_sums(replace_random(whole), lambda _: True), lambda *_: True)
 
 
 def training_plans(fn: Callable[..., Any], *args: Tensor, gpu: bool = True) -> list[Schedule]:

@@ -139,10 +139,10 @@ class Reader:
     def rounded_to(self, name: str) -> torch.dtype | None:
         """The type to which everybody rounds the elements of a buffer; None where that is not one type."""
         readers = self.readers.get(name, [])
-        if name in self.visible or not readers or not all(isinstance(node, ir.Pointwise) for node in readers):
+        if name in self.visible or not all(map(ir.roots, readers)):  # library calls read buffers, and no values
             return None
         found: set[torch.dtype | None] = set()
-        for root in (node.value for node in readers if isinstance(node, ir.Pointwise)):
+        for root in (root for node in readers for root in ir.roots(node)):
             found |= {None} if _loads(root, name) else set()
             for value in vs.topological([root]):
                 if any(_loads(one, name) for one in value.args):

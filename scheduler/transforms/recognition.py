@@ -382,7 +382,10 @@ class _Search:
 
     def _factor(self, ref: Ref, value: Value, node: ir.Contraction, reader: Contract, match: _Match) -> Iterator[_Match]:
         if isinstance(ref, int):
-            yield replace(match, operands={**match.operands, ref: (value, self._multiplied(value, node, reader))})
+            kind = self._multiplied(value, node, reader)
+            if value.op == "round_to" and value.attr is kind:  # as all operands are
+                [value] = value.args
+            yield replace(match, operands={**match.operands, ref: (value, kind)})
             return
         step, value = self.program.step(ref), self.reader.inlined(value)
         if not isinstance(step, Softmax):

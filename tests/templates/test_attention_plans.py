@@ -150,6 +150,13 @@ def test_scales_of_queries_and_keys_are_taken_apart_from_16_bit_numbers() -> Non
     args = [torch.randn(8, 12, 197, 64, dtype=torch.bfloat16) for _ in range(3)]
     [kernel] = planned(as_the_library_computes_it, *args).kernels
     assert members(kernel)[0].choice.template == "triton_attention"
+    x, w = torch.randn(8, 197, 768, dtype=torch.bfloat16), torch.randn(768, 768, dtype=torch.bfloat16)
+    assert "triton_attention" in templates(planned(of_projections, x, w, w.clone(), w.clone(), w.clone()))
+
+
+def of_projections(x: Tensor, *weights: Tensor) -> Tensor:
+    q, k, v = ((x @ w.t()).unflatten(-1, (12, 64)).transpose(1, 2) for w in weights[:3])
+    return as_the_library_computes_it(q, k, v).transpose(1, 2).flatten(2) @ weights[3].t()
 
 
 @pytest.mark.parametrize("wanted", [torch.bfloat16, torch.float32])
