@@ -101,6 +101,8 @@ def _rolled(gm: GraphModule, config: Config) -> list[Verdict]:
         return []
     if len(gm.graph.nodes) < (LEAST_REPEATED if always else LEAST_ROLLED):
         return []
+    if not always and (torch_adapter.uses_cuda(gm) or not torch_adapter.has_right_scan()):
+        return []  # where a call an iteration is slow, or was not measured
     from kgen.capture.rolling import LEAST_NODES, roll_repeats  # noqa: PLC0415  only for graphs that are slow to compile
 
     return roll_repeats(gm, 1 if always else LEAST_NODES)

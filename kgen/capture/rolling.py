@@ -19,6 +19,7 @@ from torch.fx import GraphModule, Node
 from torch.utils import _pytree as pytree
 from torch.utils.flop_counter import flop_registry
 
+from kgen.capture import torch_adapter
 from kgen.capture.batch_body import batched_body
 from kgen.capture.batch_views import Writer
 from kgen.capture.batching import changes_gradients, changes_more, too_dynamic
@@ -152,6 +153,8 @@ class _Loop:
         """All results of `scan` want gradients if one of its operands does. Raises Refused where they did not."""
         sources = self._sources([*body.others, *body.rows.values(), *itertools.chain(*(leaf.first for leaf in body.carried))])
         wants = self.writer.has_gradients and any(one.requires_grad for node in sources for one in _tensors(node))
+        if wants and not torch_adapter.has_right_scan():
+            raise Refused(f"gradients of the scan of torch {torch.__version__} are wrong")
         for position in needed:
             for node in self.repeat.steps[position].nodes:
                 if any(one.requires_grad != wants and one.dtype.is_floating_point for one in _tensors(node)):

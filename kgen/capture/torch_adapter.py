@@ -427,9 +427,15 @@ def debug_folder() -> str | None:
 
 
 def uses_cuda(gm: GraphModule) -> bool:
-    """Whether some tensor of the graph is on a CUDA device."""
-    values = (value for node in gm.graph.nodes for value in _leaves(node.meta.get("val")))
+    """Whether some tensor of the graph, AOTAutograd's or Dynamo's, is on a CUDA device."""
+    values = (value for node in gm.graph.nodes for value in _leaves(node.meta.get("val", node.meta.get("example_value"))))
     return any(isinstance(value, torch.Tensor) and value.device.type == "cuda" for value in values)
+
+
+def has_right_scan() -> bool:
+    """Whether gradients of this torch's `scan` are right. Those of 2.11 are not: a recurrent net's weights get about half of
+    theirs, without a compiler, too."""
+    return torch.torch_version.TorchVersion(torch.__version__) >= (2, 13)
 
 
 def gpu_facts(device: torch.device) -> dict[str, int]:

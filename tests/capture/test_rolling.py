@@ -13,6 +13,7 @@ from torch._dynamo.backends.debugging import aot_eager
 from torch.fx import GraphModule
 
 import kgen
+from kgen.capture import torch_adapter
 from kgen.capture.batching import batch_repeats
 from kgen.capture.rolling import roll_repeats
 from kgen.counters import counters
@@ -424,6 +425,20 @@ def test_gradients_that_are_switched() -> None:
         return x
 
     assert same(f, *tensors((3, 4), (4, 4))).loops == 0
+
+
+def test_a_torch_whose_scan_has_wrong_gradients(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Loops that want gradients stay unrolled; what is computed without them does not."""
+    monkeypatch.setattr(torch_adapter, "has_right_scan", lambda: False)
+    x, h, w = tensors((T, 2, 3), (2, 3), (3, 3))
+
+    def f(x: Tensor, h: Tensor, w: Tensor) -> Tensor:
+        for t in range(T):
+            h = torch.tanh(x[t] + h @ w)
+        return h
+
+    assert "are wrong" in same(f, x, h, w).refusals(Reason.UNROLLED)
+    assert same(f, x, h, w, gradients=False).loops == 1
 
 
 def test_short_loops() -> None:
