@@ -60,8 +60,8 @@ def process(body: str, folder: Path, **values: Any) -> dict[str, Any]:
     return report
 
 
-def assert_warm(report: dict[str, Any], kernels: int) -> None:
-    assert report.pop("aot_cache_hit") >= 2
+def assert_warm(report: dict[str, Any], kernels: int, graphs: int = 1) -> None:
+    assert report.pop("aot_cache_hit") >= graphs
     assert report.pop("kernels") == kernels  # the coverage of a loaded graph is that of the graph that was made
     assert report.pop("loaded") == []
     assert not any(report.values()), report
@@ -72,7 +72,7 @@ def test_second_process_only_loads(tmp_path: Path) -> None:
     first = process(GPT, tmp_path, RUNS=[(False, [(2, 32)]), (True, [(3, 17)])])
     assert first["aot_trace"] == 2
     assert first["lowered"] == 4
-    assert_warm(process(GPT, tmp_path, RUNS=[(False, [(2, 32)]), (True, [(5, 32), (2, 24)])]), first["kernels"])
+    assert_warm(process(GPT, tmp_path, RUNS=[(False, [(2, 32)]), (True, [(5, 32), (2, 24)])]), first["kernels"], graphs=2)
 
 
 def test_an_emptied_cache_is_cold(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

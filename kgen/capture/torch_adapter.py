@@ -435,7 +435,7 @@ def uses_cuda(gm: GraphModule) -> bool:
 def has_right_scan() -> bool:
     """Whether gradients of this torch's `scan` are right. Those of 2.11 are not: a recurrent net's weights get about half of
     theirs, without a compiler, too."""
-    return torch.torch_version.TorchVersion(torch.__version__) >= (2, 13)
+    return bool(torch.torch_version.TorchVersion(torch.__version__) >= "2.13")
 
 
 def gpu_facts(device: torch.device) -> dict[str, int]:
