@@ -355,14 +355,16 @@ def _result_sizes(problem: Problem) -> tuple[list[int], list[int]]:
 
 
 def _alignment(problem: Problem) -> int:
-    """The largest of 16, 8, 4 and 2 that the bytes of all rows, those of the result included, are a multiple of. What is no
-    matmul in memory has a library of its own."""
-    if any(problem.stride(name, axis) is None for name, one in problem.inputs.items() for axis in one.axes):
-        return 16
+    """The largest of 16, 8, 4 and 2 that the bytes of all rows, those of the result included, are a multiple of. Computed
+    operands are stored for a library, row by row. What is no matmul in memory has a library of its own."""
     lengths = [problem.size(problem.template.implements.results[0][-1])]
     for name, one in problem.inputs.items():
+        if one.load is None:
+            lengths.append(problem.size(one.axes[-1]))
+            continue
         strides = [problem.stride(name, axis) for axis in one.axes]
-        assert one.load is not None
+        if None in strides:
+            return 16
         source = problem.graph.provenance.get(one.load.attr[0])
         if source is not None and source.role == ALIGNED_COPY:  # for templates: a library reads what it is a copy of
             strides = list(problem.graph.buffers[source.source].strides or ())
