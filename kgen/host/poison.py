@@ -26,8 +26,11 @@ def poisoned(made: Assembled) -> Assembled:
 
 
 def without_poison(program: hp.Program) -> hp.Program:
-    """What `poisoned` made its program of: it appends one callable, so that its calls have the highest index."""
-    last = max((item.index for item in program.code if isinstance(item, hp.PythonCall)), default=None)
+    """What `poisoned` made its program of: it appends one callable, whose calls, one for each block that is allocated, have the
+    highest index."""
+    if not any(isinstance(item, hp.Alloc) for item in program.code):
+        return program
+    last = max(item.index for item in program.code if isinstance(item, hp.PythonCall))
     code = (item for item in program.code if not (isinstance(item, hp.PythonCall) and item.index == last))
     return replace(program, code=tuple(code))
 

@@ -175,3 +175,15 @@ def test_the_environment_sets_it(tmp_path, monkeypatch):
 def test_units_are_joined_with_one_prelude():
     unit = "#include <kgen/kernel.h>\nusing namespace kgen;\nextern int a;\n"
     assert kernels_text([unit, unit.replace("a;", "b;")]).count("#include") == 1
+
+
+@pytest.mark.interpret
+@pytest.mark.parametrize("f", [lambda x: x.relu().sum(-1), lambda x: x.mul_(2)], ids=["allocates", "in place"])
+def test_what_fills_memory_is_no_step_of_a_script(f, tmp_path):
+    torch._dynamo.reset()
+    options = {"debug": str(tmp_path), "poison": True, "gpu_interpreter": True, "cache": False}
+    torch.compile(f, backend="kgen", options=options)(torch.ones(4, 8))
+    [script] = tmp_path.rglob("output_code.py")
+    text = script.read_text()
+    assert text.count("p.gpu_kernel(") == 1
+    assert "p.python_call(" not in text
