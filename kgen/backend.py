@@ -412,15 +412,16 @@ def _takes_both(config: Config, device: torch.device, sizes: MatrixSizes | None 
     The default mode may leave to the library what templates without measurements make: then nothing is computed again."""
     if config.recompute_scores == "on":
         return True
-    return _takes_softmax(config, device, sizes) and any(one.joins for one in _taken(config, device, sizes))
+    taken = _taken(config, device, sizes)
+    return any(one.seconds for one in taken) and any(one.joins for one in taken)
 
 
-def _takes_softmax(config: Config, device: torch.device, sizes: MatrixSizes | None = None) -> bool:
+def _takes_softmax(config: Config, device: torch.device) -> bool:
     """Whether templates make one kernel of a softmax between contractions."""
-    return any(one.seconds for one in _taken(config, device, sizes))
+    return any(one.seconds for one in _taken(config, device))
 
 
-def _taken(config: Config, device: torch.device, sizes: MatrixSizes | None) -> Sequence[Program]:
+def _taken(config: Config, device: torch.device, sizes: MatrixSizes | None = None) -> Sequence[Program]:
     """The programs that templates take where a mode lets them."""
     if not config.templates or not config.fusion:
         return ()

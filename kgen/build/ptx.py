@@ -13,8 +13,8 @@ _HALVES = (
 )
 _LEFT = re.compile(r"^.*(?:\badd\.(?:\w+\.)*[su]16x2\b|@!?%?\w+\s+\{ \.reg \.b16 kg_al).*$", re.MULTILINE)
 
-# A register that an instruction writes; those whose numbers have 14 bits, and those that such a number is widened to.
-_WRITTEN = re.compile(r"^[ \t]*(?:@!?%\w+[ \t]+)?[a-z][\w.:]*[ \t]+(%\w+),", re.MULTILINE)
+# An operator, and the register that it writes; those whose numbers have 14 bits, and those that such a number is widened to.
+_WRITTEN = re.compile(r"^[ \t]*(?:@!?%\w+[ \t]+)?([a-z]\w*)[\w.:]*[ \t]+(%\w+),", re.MULTILINE)
 _NARROW = re.compile(r"^[ \t]*(?:and\.b32[ \t]+(%\w+), %\w+, 16383|bfe\.u32[ \t]+(%\w+), %\w+, \d+, 14);", re.MULTILINE)
 _WIDENED = re.compile(r"^[ \t]*cvt\.u64\.u32[ \t]+(%\w+), (%\w+);", re.MULTILINE)
 _OFFSET = re.compile(r"\b(add\.s|or\.b)64[ \t]+(%\w+), (%\w+), (-?\d+);")
@@ -22,7 +22,6 @@ _HALF = (1 << 32) - 1
 
 # Two halves of a register, and integer operators that may have made it.
 _UNPACKED = re.compile(r"\bmov\.b32[ \t]+\{(%\w+), (%\w+)\}, (%\w+);")
-_MADE = re.compile(r"^[ \t]*(?:@!?%\w+[ \t]+)?([a-z]\w*)\.[\w.]*[ \t]+(%\w+),", re.MULTILINE)
 _INTEGER = frozenset(
     ("and", "or", "xor", "not", "lop3", "shl", "shr", "add", "sub", "mul", "mad", "bfe", "bfi", "prmt", "selp")
 )
@@ -39,10 +38,10 @@ def with_shifted_halves(ptx: str) -> str:
     For sm_90, ptxas 12.8 reads another uniform register for it where the two are the same for all threads: LLVM packs pairs of
     16-bit indices, and the warps of one group stored their half of each tile somewhere else, or nowhere. Registers that are
     loaded, or hold two floats, are not uniform and stay as they are."""
-    if "{" not in ptx:
+    if _UNPACKED.search(ptx) is None:
         return ptx
     makers: dict[str, set[str]] = {}
-    for operator, register in _MADE.findall(ptx):
+    for operator, register in _WRITTEN.findall(ptx):
         makers.setdefault(register, set()).add(operator)
 
     def shifted(found: re.Match[str]) -> str:
@@ -66,7 +65,7 @@ def with_short_descriptors(ptx: str) -> str:
     tile."""
     if "wgmma" not in ptx:
         return ptx
-    writes = Counter(_WRITTEN.findall(ptx))
+    writes = Counter(register for _, register in _WRITTEN.findall(ptx))
     narrow = {one or other for one, other in _NARROW.findall(ptx)}
     source = {wide: one for wide, one in _WIDENED.findall(ptx) if one in narrow and writes[one] == writes[wide] == 1}
 

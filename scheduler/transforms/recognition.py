@@ -491,8 +491,8 @@ def _lengthened(value: Value, match: _Match) -> Value:
 
 
 def _with_factors_apart(node: ir.Contraction) -> ir.Contraction:
-    """The contraction of the 16-bit numbers themselves where operands are these times a number, in float32, as where the scale
-    of attention is shared out to queries and keys: the sum is multiplied by it."""
+    """The contraction of the 16-bit numbers themselves where operands are these times a number, in float32, as where a scale is
+    shared out to both: the sum is multiplied by it."""
     (left, by), (right, times) = map(_number_apart, (node.lhs, node.rhs))
     kind = _narrow(left)
     if by * times == 1.0 or kind is None or _narrow(right) is not kind or node.operands is not torch.float32:
