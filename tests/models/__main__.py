@@ -2,7 +2,9 @@
 
     python -m tests.models --device cuda --size base --dtype bfloat16 --json out.json
     python -m tests.models --models bert,unet --train --dynamic
+    python -m tests.models --device cuda --size base --jobs 4 --kernels 12
 
+With `--jobs`, several models are compiled at a time and timed one after the other. `--kernels` says where the time goes.
 A model that crashes or hangs is a row with its error, and the others go on. Errors are against eager in float64. The caches
 of both back ends are fresh, so that compile seconds are cold ones. The exit status is 1 if kgen failed or was wrong anywhere.
 """
@@ -11,8 +13,10 @@ from __future__ import annotations
 
 import argparse
 import copy
+import fcntl
 import json
 import os
+import shutil
 import statistics
 import subprocess
 import sys
@@ -21,6 +25,8 @@ import time
 import traceback
 import warnings
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from multiprocessing.pool import ThreadPool
 from pathlib import Path
 from typing import Any
 
@@ -50,7 +56,10 @@ def parsed(arguments: Sequence[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--repeats", type=int, default=20, help="timed rounds; each calls eager and every back end once")
     parser.add_argument("--patience", type=float, default=900, help="seconds that a model may take")
     parser.add_argument("--json", default="", help="a file of one row a line, written as they come")
+    parser.add_argument("--jobs", type=int, default=1, help="models at a time; they are timed one after the other")
+    parser.add_argument("--kernels", type=int, default=0, help="the longest kernels of each contender, on a GPU")
     parser.add_argument("--one", default="", help=argparse.SUPPRESS)
+    parser.add_argument("--lock", default="", help=argparse.SUPPRESS)
     args = parser.parse_args(arguments)
     unknown = set(args.models.split(",")) - MODELS.keys()
     if unknown:
@@ -90,9 +99,38 @@ def measured(args: argparse.Namespace) -> Row:
             contenders[name] = lambda compiled=compiled, module=module: step(compiled, module)
         except Exception:
             row[name] = {"failed": traceback.format_exc()[-3000:]}
-    for name, seconds in _times(contenders, args.repeats, args.device).items():
-        row.setdefault(name, {})["ms"] = round(seconds * 1e3, 4)
+    with _turn(args.lock):
+        for name, seconds in _times(contenders, args.repeats, args.device).items():
+            row.setdefault(name, {})["ms"] = round(seconds * 1e3, 4)
+        if args.kernels and args.device != "cpu":
+            for name, one in contenders.items():
+                row[name]["longest"] = _longest(one, args.kernels)
     return row
+
+
+@contextmanager
+def _turn(lock: str) -> Iterator[None]:
+    """What is timed does not run beside what other processes time."""
+    if not lock:
+        yield
+        return
+    with Path(lock).open("a") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        yield
+
+
+def _longest(step: Step, number: int, steps: int = 3) -> list[tuple[float, float, str]]:
+    """Of the kernels with the most time: microseconds and launches of one step, and their name."""
+    activities = [torch.profiler.ProfilerActivity.CUDA]
+    with torch.profiler.profile(activities=activities) as profile:
+        for _ in range(steps):
+            step()
+        torch.cuda.synchronize()
+    found = sorted(profile.key_averages(), key=lambda k: -k.self_device_time_total)
+    total = sum(k.self_device_time_total for k in found) / steps
+    launches = sum(k.count for k in found) / steps
+    longest = [(k.self_device_time_total / steps, k.count / steps, k.key[:120]) for k in found[:number]]
+    return [(round(us, 1), round(count, 2), name) for us, count, name in [(total, launches, "all"), *longest]]
 
 
 def _settings(args: argparse.Namespace) -> Row:
@@ -148,28 +186,32 @@ def _synchronize(device: str) -> None:
 
 def rows(args: argparse.Namespace, arguments: Sequence[str]) -> Iterator[Row]:
     """A row for each model, from a process of its own."""
-    for name in args.models.split(","):
-        with tempfile.TemporaryDirectory(prefix="kgen-models-") as folder:
-            caches = {"KGEN_CACHE_DIR": f"{folder}/kgen", "TORCHINDUCTOR_CACHE_DIR": f"{folder}/inductor"}
-            command = [sys.executable, "-X", "faulthandler", "-m", "tests.models", *arguments, "--one", name]
-            failed: Row = {"model": name, **_settings(args)}
-            try:
-                done = subprocess.run(
-                    command,
-                    cwd=ROOT,
-                    env={**os.environ, **caches},
-                    capture_output=True,
-                    text=True,
-                    timeout=args.patience,
-                    check=False,
-                )
-            except subprocess.TimeoutExpired:
-                yield {**failed, "failed": f"no answer in {args.patience:.0f} seconds"}
-                continue
-            last = done.stdout.strip().rpartition("\n")[2]
-            yield (
-                json.loads(last) if done.returncode == 0 else {**failed, "failed": f"{done.returncode}: {done.stderr[-3000:]}"}
-            )
+    with tempfile.TemporaryDirectory(prefix="kgen-models-") as folder, ThreadPool(args.jobs) as pool:
+        lock = ["--lock", f"{folder}/lock"] if args.jobs > 1 else []
+        names = args.models.split(",")
+        yield from pool.imap_unordered(lambda name: _row(args, [*arguments, *lock], name, f"{folder}/{name}"), names)
+
+
+def _row(args: argparse.Namespace, arguments: Sequence[str], name: str, folder: str) -> Row:
+    caches = {"KGEN_CACHE_DIR": f"{folder}/kgen", "TORCHINDUCTOR_CACHE_DIR": f"{folder}/inductor"}
+    command = [sys.executable, "-X", "faulthandler", "-m", "tests.models", *arguments, "--one", name]
+    failed: Row = {"model": name, **_settings(args)}
+    try:
+        done = subprocess.run(
+            command,
+            cwd=ROOT,
+            env={**os.environ, **caches},
+            capture_output=True,
+            text=True,
+            timeout=args.patience,
+            check=False,
+        )
+    except subprocess.TimeoutExpired:
+        return {**failed, "failed": f"no answer in {args.patience:.0f} seconds"}
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+    last = done.stdout.strip().rpartition("\n")[2]
+    return json.loads(last) if done.returncode == 0 else {**failed, "failed": f"{done.returncode}: {done.stderr[-3000:]}"}
 
 
 def _is_bad(row: Row) -> bool:
