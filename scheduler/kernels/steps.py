@@ -299,12 +299,14 @@ def _statement(item: Item, section: int, stored: set[str], tiled: frozenset[str]
 
 
 def _partial(item: Item, node: ir.Partial, section: int, flags: tuple[bool, ...], tiled: frozenset[str]) -> Statement:
-    """Which tile it is is for the template to say. What others have made of the tile (`tiled`) is in its registers."""
+    """Which tile it is is for the template to say. What others have made of the same tile (`tiled`), row by row as this one
+    does, is in its registers. A sum down the columns that reads what rows have been reduced to finds it at the rows."""
     length = ix.product(v.extent for v in node.rvars)
     store = (ix.var(PART, ix.ceildiv(length, node.block)).expr(), *item.store[1:])
 
     def of_this_tile(load: Value) -> Value | None:
-        return vs.load(load.attr[0], store, load.attr[2]) if load.attr[0] in tiled else None
+        name, index, dtype = load.attr
+        return vs.load(name, store, dtype) if name in tiled and index[1:] == store[1:] else None
 
     [value] = vs.replace_loads([item.value], of_this_tile)
     block = node.block if node.fixed else 0
