@@ -11,7 +11,7 @@ The row sum in the gradient of a softmax needs no scores at all (Dao et al., 202
     sum over n of dA[n] A[n] = sum over v of g[v] O[v]
     where O[v] = sum over n of A[n] V[n, v] and dA[n] = sum over v of g[v] V[n, v]
 
-A are the weights with all factors, such as those of dropout. These sums are in float32, of O as it was saved.
+A are the weights with all factors, such as those of dropout. These sums are in float32, of O as forward rounds it.
 
 What only repeats keys and values, and what depends on no input, is computed again as well.
 Recomputing is always right, so what is computed again is a matter of profit alone. The two rewrites are not: `_softmax_of` and
@@ -92,14 +92,21 @@ class Attention:
 
 
 def _sizes_of(found: Attention) -> MatrixSizes:
-    """Lengths of the scores, and of their contractions along other axes; the type is that of what weights are multiplied by."""
+    """Lengths of the scores, and of their contractions along other axes; the type is that of what weights are multiplied by,
+    before it was widened."""
     scores = found.softmax.scores
     rows, columns = scores.meta["val"].shape[-2:]
     made_of = [one for one in _behind_elementwise([scores], _matrix(scores)) if _grows(one)]
     summed = {operands[0].meta["val"].shape[-1] for operands in map(_args, made_of)}
     kept = {node.meta["val"].shape[-1] for node in found.contractions}
-    [kind] = {node.meta["val"].dtype for node in found.contractions[:1]}
+    [kind] = {_narrowest(node) for node in found.contractions[:1]}
     return MatrixSizes(rows, columns, frozenset(summed | kept), kind)
+
+
+def _narrowest(contraction: Node) -> torch.dtype:
+    """The type of a contraction's operand that has the fewest bytes an element on its way there."""
+    ways = [one.meta["val"].dtype for operand in contraction.all_input_nodes for one in _way_back(operand)]
+    return min(ways, key=lambda dtype: dtype.itemsize)
 
 
 def _attention_of(node: Node, backward: set[Node]) -> Attention | None:
@@ -213,15 +220,29 @@ def _behind_elementwise(roots: Iterable[Node], least: int) -> Iterator[Node]:
             waiting += node.all_input_nodes
 
 
-def _repeated(contraction: Node) -> Iterator[Node]:
-    """What only repeats elements in front of a contraction, as of heads that share keys, with the views around it."""
+def _enlarged(contraction: Node) -> Iterator[Node]:
+    """What makes more bytes of the same elements in front of a contraction, with the views around it: it repeats them, as of
+    heads that share keys, or widens them, and may scale them as well."""
     for operand in contraction.all_input_nodes if _is_contraction(contraction) else ():
-        way, node = list[Node](), operand
-        while node.op == "call_function" and (node.target in SAME or getattr(node.target, "is_view", False)):
-            way.append(node)
-            [node] = node.all_input_nodes
-        if way and _elements(node) < _elements(operand):
+        *way, node = _way_back(operand)
+        if way and _bytes(node) < _bytes(operand):
             yield from way
+
+
+def _way_back(node: Node) -> Iterator[Node]:
+    """A node, and what it is made of one by one, up to what is more than the same elements times a number."""
+    yield node
+    while node.op == "call_function" and (node.target in SAME or getattr(node.target, "is_view", False) or _is_scaled(node)):
+        [node] = node.all_input_nodes
+        yield node
+
+
+def _is_scaled(node: Node) -> bool:
+    return node.target is aten.mul.Scalar or node.target is aten.mul.Tensor and not isinstance(node.args[1], Node)
+
+
+def _bytes(node: Node) -> int:
+    return _elements(node) * node.meta["val"].dtype.itemsize if _elements(node) else 0
 
 
 def _of_nothing(node: Node) -> Iterator[Node]:
@@ -286,9 +307,9 @@ class _Rewrite:
         roots = [self.softmax.scores, *(one for node in self.found.after for one in node.all_input_nodes)]
         for node in _behind_elementwise(roots, _matrix(self.softmax.scores)):
             if node not in (self.softmax.weights, *self.found.after) and (_is_elementwise(node) or _grows(node)):
-                for one in (node, *_repeated(node), *_of_nothing(node)):
+                for one in (node, *_enlarged(node), *_of_nothing(node)):
                     _recomputed(one)
-        for node in itertools.chain(*map(_repeated, self.found.contractions)):
+        for node in itertools.chain(*map(_enlarged, self.found.contractions)):
             _recomputed(node)
 
     def _elementwise_of(self, roots: Iterable[Node]) -> list[Node]:
@@ -349,12 +370,24 @@ class _Rewrite:
         gradient, result, factor = found
         value = node.meta["val"]
         with self.graph.inserting_before(node):
-            terms = self._call(aten.mul.Tensor, *(self._cast(one, torch.float32) for one in (gradient, result)))
+            saved = self._as_forward_rounds(result)
+            terms = self._call(aten.mul.Tensor, *(self._cast(one, torch.float32) for one in (gradient, saved)))
             total = self._call(aten.sum.dim_IntList, terms, [-1], True)
             total = total if factor == 1.0 else self._call(aten.mul.Tensor, total, factor)
             made = self._cast(self._call(aten.view.default, total, list(value.shape)), value.dtype)
         node.replace_all_uses_with(made)
         self.graph.erase_node(node)
+
+    def _as_forward_rounds(self, result: Node) -> Node:
+        """A result of which forward reads 16-bit numbers alone, as these: nothing else needs to be stored, or saved."""
+        end = result
+        while _elements(end) and len(users := [user for user in end.users if user not in self.backward]) == 1:
+            [end] = users
+            if end.target is aten._to_copy.default and end.meta["val"].dtype.itemsize < result.meta["val"].dtype.itemsize:
+                return self._call(aten.view.default, end, list(result.meta["val"].shape))
+            if end.target not in (aten.view.default, aten.reshape.default, aten._unsafe_view.default, aten.alias.default):
+                break
+        return result
 
     def _replace_padding(self, node: Node) -> None:
         """Zeros around a tensor as a function of that, which needs no memory of its own."""

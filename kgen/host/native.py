@@ -165,7 +165,8 @@ class Encoder:
         only_kernels = item.slot not in self.tensors
         device = self.program.slots[item.slot].device
         alignment = (item.aligned, item.mutated, *(self.readings(item.slot) if item.aligned else (True, ())))
-        return 0, item.slot, item.dtype, device, _or_minus_one(item.sizes), strides, binds, only_kernels, *alignment
+        sizes = _or_minus_one(item.sizes)
+        return 0, item.slot, item.dtype, device, sizes, strides, binds, only_kernels, *alignment, item.anywhere
 
     def readings(self, slot: int) -> Encoded:
         """Whether all geometries in which the program reads the memory of `slot` are known when the call begins, and those

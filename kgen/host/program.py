@@ -75,7 +75,7 @@ class InputTensor:
     strides unchecked (a stride is never checked where the size is 1 or the tensor is empty). `binds` are (register, "size" or
     "stride", dim).
 
-    `mutated`: some step writes its elements. `aligned`: a kernel needs the data at a multiple of 16 bytes. A misaligned tensor
+    `anywhere`: on whatever device. `mutated`: some step writes its elements. `aligned`: a kernel needs the data at a multiple of 16 bytes. A misaligned tensor
     is copied for the time of the call, and copied back when mutated."""
 
     slot: int
@@ -85,6 +85,7 @@ class InputTensor:
     binds: tuple[tuple[int, str, int], ...] = ()
     aligned: bool = False
     mutated: bool = False
+    anywhere: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -368,10 +369,13 @@ def passed_on(program: Program) -> frozenset[int]:
 
 
 def accept_saved(program: Program) -> Program:
-    """The program of a backward graph: a tensor that is only passed on may have the sizes that the forward's call gave it."""
+    """The program of a backward graph: a tensor that is only passed on may be as the forward's call gave it.
+
+    Its sizes and its device need not be those of tracing: seeds that attention saves for its gradients are said to be on the
+    GPU, and are on the CPU where nothing is dropped."""
     loose = passed_on(program)
     inputs = tuple(
-        replace(item, sizes=(None,) * len(item.sizes), strides=None)
+        replace(item, sizes=(None,) * len(item.sizes), strides=None, anywhere=True)
         if isinstance(item, InputTensor) and item.slot in loose
         else item
         for item in program.inputs

@@ -276,7 +276,7 @@ void Frame::check_inputs(PyObject* const* args) const {
     }
     if (input.kind != Input::Tensor) continue;
     const at::Tensor& tensor = THPVariable_Unpack(args[i]);
-    bool same = tensor.scalar_type() == input.dtype && tensor.device() == input.device;
+    bool same = tensor.scalar_type() == input.dtype && (input.anywhere || tensor.device() == input.device);
     const auto sizes = tensor.sizes();
     for (size_t d = 0; d < sizes.size(); ++d) same &= input.sizes[d] < 0 || regs_[input.sizes[d]] == sizes[d];
     if (input.check_strides && same && tensor.numel() != 0) {

@@ -158,6 +158,7 @@ struct Input {
   enum Kind { Tensor, Int, Ignored } kind;
   int32_t slot = -1, reg = -1;
   bool check = false, check_strides = false;
+  bool anywhere = false;      // on any device
   bool only_kernels = false;  // nothing but kernels reads or writes it: it is never needed as a tensor
   at::ScalarType dtype = at::ScalarType::Float;
   c10::Device device = c10::Device(c10::DeviceType::CPU);
@@ -284,7 +285,7 @@ void* address(PyObject* tuple, Py_ssize_t position) {
   return reinterpret_cast<void*>(static_cast<uintptr_t>(integer(tuple, position)));
 }
 
-// (..., aligned, mutated, all_known, readings) from position 8 on
+// (..., aligned, mutated, all_known, readings) from position 8 on; what follows them is read by whoever parses the input
 void parse_alignment(PyObject* tuple, Input& input) {
   input.aligned = integer(tuple, 8) != 0;
   input.mutated = integer(tuple, 9) != 0;
@@ -312,6 +313,7 @@ Input parse_input(PyObject* tuple) {
     input.check_strides = item(tuple, 5) != Py_None;
     if (input.check_strides) input.strides = numbers(item(tuple, 5));
     input.only_kernels = integer(tuple, 7) != 0;
+    input.anywhere = integer(tuple, 12) != 0;
     PyObject* binds = item(tuple, 6);
     for (Py_ssize_t i = 0; i < length(binds); ++i) {
       PyObject* bind = item(binds, i);

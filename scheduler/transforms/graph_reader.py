@@ -137,16 +137,20 @@ class Reader:
         return None
 
     def rounded_to(self, name: str) -> torch.dtype | None:
-        """The type to which everybody rounds the elements of a buffer; None where that is not one type."""
+        """The type to which everybody rounds the elements of a buffer, or these times a number; None where that is not one
+        type."""
         readers = self.readers.get(name, [])
         if name in self.visible or not all(map(ir.roots, readers)):  # library calls read buffers, and no values
             return None
         found: set[torch.dtype | None] = set()
         for root in (root for node in readers for root in ir.roots(node)):
-            found |= {None} if _loads(root, name) else set()
+            scaled: set[Value] = set()
             for value in vs.topological([root]):
-                if any(_loads(one, name) for one in value.args):
+                if _loads(value, name) or (value.op == "mul" and _is_scaled(value, scaled)):
+                    scaled.add(value)
+                elif not scaled.isdisjoint(value.args):
                     found.add(value.attr if value.op == "round_to" else None)
+            found |= {None} if root in scaled else set()
         return found.pop() if len(found) == 1 else None
 
     def leading(self, end: ir.Node, read: Iterable[str] = ()) -> set[int]:
@@ -226,6 +230,11 @@ def _is_joined(node: ir.Pointwise) -> bool:
     loops = {v for v in node.vars if v.extent is not ix.ONE}
     loads = vs.loads([node.value])
     return node.value.dtype is torch.bool and all(not loops <= load.variables() for load in loads)
+
+
+def _is_scaled(product: Value, scaled: set[Value]) -> bool:
+    """Whether one factor is among these, and the other one a number."""
+    return any(one in scaled and other.op == "const" for one, other in (product.args, product.args[::-1]))
 
 
 def _loads(value: Value, name: str) -> bool:

@@ -21,7 +21,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import reduce
+from functools import partial, reduce
 
 import torch
 
@@ -272,13 +272,16 @@ def _standing(found: Sequence[_Fitting]) -> list[Recognised]:
 
 def _together(left: list[_Fitting]) -> list[Recognised]:
     """Those of which the other contractions are needed by nobody else but each other: programs may have some in common, such as
-    scores in the gradients of both operands. When one does not stand, the others are looked at again."""
+    scores in the gradients of both operands. When one does not stand, the others are looked at again; those go first that end
+    in a step of another one, which may not need its result."""
     while left:
         first = list({one.out: one for one in reversed(left)}.values())
         gone = first[0].gone_with(first)
-        refused = next((one for one in first if one.kept(gone)), None)
-        if refused is None:
+        kept = [one for one in first if one.kept(gone)]
+        if not kept:
             return [one.recognised(gone) for one in first]
+        steps = frozenset[str]().union(*(one.match.inside for one in first))
+        refused = next((one for one in kept if one.out in steps), kept[0])
         _miss_of_reader(refused, refused.kept(gone))
         left = [one for one in left if one is not refused]
     return []
@@ -376,9 +379,23 @@ class _Search:
         """A step that a node computes, whose loops are given by those of the last one, with its factors in either order. Where
         there is a `guard`, elements are read that do not exist without it."""
         values = [_guarded(one, guard) for one in vs.substitute_all([node.lhs, node.rhs], mapping)]
-        for left, right in (values, values[::-1]):
+        for left, right in map(partial(self._with_number_inside, step, node), (values, values[::-1])):
             for found in self._factor(step.left, left, node, step, match):
                 yield from self._factor(step.right, right, node, step, found)
+
+    def _with_number_inside(self, step: Contract, node: ir.Contraction, values: Sequence[Value]) -> Sequence[Value]:
+        """Factors of a step, of which one is a function of other steps, and the other one 16-bit numbers times a number, in
+        float32: the function has the number."""
+        if node.operands is torch.float32:
+            for own, other in ((0, 1), (1, 0)):
+                narrow, number = _number_apart(values[own])
+                if isinstance(step.reads[own], int) and self._is_function(step.reads[other]) and _narrow(narrow) and number != 1.0:
+                    times = vs.call("mul", values[other], vs.const(number, values[other].dtype))
+                    return (narrow, times) if own == 0 else (times, narrow)
+        return values
+
+    def _is_function(self, ref: Ref) -> bool:
+        return isinstance(ref, str) and isinstance(self.program.step(ref), Elementwise)
 
     def _factor(self, ref: Ref, value: Value, node: ir.Contraction, reader: Contract, match: _Match) -> Iterator[_Match]:
         if isinstance(ref, int):
@@ -411,11 +428,11 @@ class _Search:
             self.misses.append(Miss(self.reader, match.end, match.reached, value, along))
 
     def _multiplied(self, value: Value, node: ir.Contraction, step: Contract) -> torch.dtype:
-        """The type in which an operand is multiplied. Weights of a softmax take that of the 16-bit numbers with which they are
-        multiplied, where the result is rounded to it as well."""
+        """The type in which an operand is multiplied. What steps before have made takes that of the 16-bit numbers with which it
+        is multiplied, where the result is rounded to it as well."""
         kind = _narrow(value)
-        weighted = any(isinstance(ref, str) and isinstance(self.program.step(ref), Softmax) for ref in step.reads)
-        if kind is not None and weighted and node.operands is torch.float32 and self.reader.rounded_to(node.out) is kind:
+        made = any(isinstance(ref, str) for ref in step.reads)
+        if kind is not None and made and node.operands is torch.float32 and self.reader.rounded_to(node.out) is kind:
             return kind
         return _multiplied(node)
 

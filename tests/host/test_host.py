@@ -455,6 +455,16 @@ def test_result_with_other_sizes_than_promised_is_passed_on(b, load):
     assert torch.equal(run(load(accept_saved(backward)), turned)[0], negated)
 
 
+def test_a_saved_tensor_that_is_passed_on_may_be_on_another_device(b, load):
+    """Attention says that its seeds are on the GPU, and gives them on the CPU."""
+    seed, out = b.slot(()), b.slot(())
+    program = b.program([b.tensor(seed)], [Extern("aten::neg", "", (b.arg(seed),), (), (out,))], [b.out(out)])
+    elsewhere = torch.empty((), device="meta")
+    with pytest.raises(InputMismatch, match=r"on meta, but the graph was compiled for .* on cpu"):
+        run(load(program), elsewhere)
+    assert run(load(accept_saved(program)), elsewhere)[0].device.type == "meta"
+
+
 def test_a_saved_tensor_that_a_kernel_reads_has_its_sizes(b, load):
     x, out = b.slot((2, 2)), b.slot((2, 2))
     program = b.program([b.tensor(x)], [Alloc(out), Kernel(ADD, (x, x, out), (b.reg(4),))], [b.out(out)])

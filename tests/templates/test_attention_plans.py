@@ -179,3 +179,38 @@ def test_the_library_s_formula_is_right() -> None:
         got = torch.compile(as_the_library_computes_it, backend="kgen", options={"cache": False})(*args)
     want = as_the_library_computes_it(*(a.double() for a in args))
     assert (got.double() - want).norm() < 6e-3 * want.norm()
+
+
+def projected(length: int, width: int) -> list[Tensor]:
+    made = torch.Generator().manual_seed(length)
+    shapes = [(2, length, width), *[(width, width)] * 4]
+    return [(torch.randn(shape, generator=made) / shape[-1] ** 0.25).bfloat16().requires_grad_() for shape in shapes]
+
+
+@pytest.mark.parametrize("gpu", [True, False])
+def test_gradients_of_the_library_s_formula_are_a_template_s(gpu: bool) -> None:
+    """What is saved are 16-bit numbers, and a float32 one for each row, though all arithmetic is in float32."""
+    forward, backward = training_plans(of_projections, *projected(LENGTH, 12 * 64), gpu=gpu)
+    language = "triton" if gpu else "cpp"
+    both = sorted([*templates(forward), *templates(backward)])
+    own = [f"{language}_attention{kind}" for kind in ("", "_backward", "_backward", "_backward_values")]
+    assert [one for one in both if "attention" in one] == own
+    for plan in (forward, backward):
+        assert not [name for name in matrices(plan, 24) if plan.graph.buffers[name].dtype is torch.float32]
+    saved = [forward.graph.buffers[one.buffer] for one in forward.graph.outputs if one.buffer is not None]
+    wide = [math.prod(size.as_int() or 0 for size in b.sizes) for b in saved if b.dtype is torch.float32]
+    assert sum(wide) == 2 * 12 * LENGTH
+
+
+@pytest.mark.cpu
+def test_gradients_of_the_library_s_formula_are_right() -> None:
+    args = projected(70, 12 * 64)
+    torch._dynamo.reset()
+    options = {"cache": False, "recompute_scores": "on"}
+    also = ("cpp_attention_backward", "cpp_attention_backward_values")
+    with only("cpp_attention", lambda configs: configs[0], also=also):
+        torch.compile(of_projections, backend="kgen", options=options)(*args).sum().backward()
+    wide = [a.detach().double().requires_grad_() for a in args]
+    of_projections(*wide).sum().backward()
+    for one, other in zip(args, wide, strict=True):
+        assert (one.grad.double() - other.grad).norm() < 1.5e-2 * other.grad.norm()
