@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
 from typing import Any
@@ -20,6 +21,8 @@ from kgen.lowering.tensor import Tensor, axes, indices, number_of, rounded
 
 # Up to so many elements rounds of maxima beat the library's partial sort on a CPU.
 FASTER_TOP = 16
+# Operands with more dimensions are not looked for in other orders of these.
+MOST_ORDERED = 4
 
 
 class Builder:
@@ -43,6 +46,7 @@ class Builder:
         self.gpu_everywhere = False
         self.versions: dict[str, str] = {}
         self.placed: dict[tuple[Tensor, Sizes], Tensor] = {}  # operands stored with strides of their own
+        self.copies: dict[Tensor, str] = {}  # of operands that are no views of buffers
         self.checked: set[Expr] = set()  # conditions that calls check at run time
         self._taken: dict[str, int] = {}
 
@@ -122,6 +126,7 @@ class Builder:
         Float results of 16-bit input should be asked for in the dtype the user sees: accumulation is float32 anyway."""
         if op in ("argmax", "argmin"):
             tensor = rounded(tensor)  # the first of equals is the first of those that eager has stored
+        tensor = self._as_copied(tensor)
         rank = tensor.rank
         reduced = sorted({d % rank for d in dims}) if rank else []
         kept = [k for k in range(rank) if k not in reduced]
@@ -214,12 +219,44 @@ class Builder:
     # ---- externs ----------------------------------------------------------------------------------------------------
 
     def operand(self, tensor: Tensor) -> TensorArg:
-        """A tensor as an argument of a library call: a strided view of a buffer, copied only when it is not one."""
+        """A tensor as an argument of a library call: a strided view of a buffer, copied only when it is not one, and once for
+        all orders of its dimensions: two gradients of a linear layer read the same matrix, one of them transposed."""
         view = self.as_view(tensor)
         if view is None:
-            view = self.as_view(self.stored_operand(tensor))
+            view = self.as_view(self._copied_before(tensor) or self._copied(tensor))
         assert view is not None
         return view
+
+    def _as_copied(self, tensor: Tensor) -> Tensor:
+        """The tensor, read from the copy that was made of it for a call, if it is elements of memory in another order: the
+        gradient of a bias then reads what those of the weights read, and nobody may need the original."""
+        name = self.copies.get(tensor) if _is_element(tensor.value) else None
+        if name is None or self.versions.get(name, name) != name:
+            return tensor
+        return replace(tensor, value=vs.load(name, tensor.indices, tensor.dtype))
+
+    def drop_nodes(self, mark: int) -> None:
+        """Forgets the nodes from number `mark` on, and the copies that they make."""
+        gone = {out for node in self.graph.nodes[mark:] for out in ir.outs(node)}
+        del self.graph.nodes[mark:]
+        self.copies = {tensor: name for tensor, name in self.copies.items() if name not in gone}
+        self.placed = {key: made for key, made in self.placed.items() if gone.isdisjoint(_read_by(made))}
+
+    def _copied(self, tensor: Tensor) -> Tensor:
+        made = self.stored_operand(tensor)
+        self.copies[tensor] = made.value.attr[0]
+        return made
+
+    def _copied_before(self, tensor: Tensor) -> Tensor | None:
+        """The tensor as a view of a copy that was made for another call."""
+        for order in itertools.permutations(range(tensor.rank)) if self.copies and tensor.rank <= MOST_ORDERED else ():
+            sizes = tuple(tensor.sizes[k] for k in order)
+            turned = {tensor.axes[k]: v.expr() for k, v in zip(order, axes(sizes), strict=True)}
+            name = self.copies.get(replace(tensor, sizes=sizes, value=vs.substitute(tensor.value, turned)))
+            if name is not None and self.versions.get(name, name) == name:
+                index = tuple(tensor.axes[k].expr() for k in order)
+                return replace(tensor, value=vs.load(name, index, tensor.dtype))
+        return None
 
     def stored_operand(self, tensor: Tensor) -> Tensor:
         """A buffer for an operand: its operators are those that computed it, not the call that wants it."""
@@ -402,5 +439,18 @@ def tensors(item: Any) -> Iterator[Tensor]:
             yield from tensors(part)
 
 
+def _is_element(value: Value) -> bool:
+    """Whether it is an element of memory, rounded or not, maybe times a number."""
+    while value.op in ("round_to", "cast", "mul"):
+        value, *numbers = sorted(value.args, key=lambda one: one.op == "const")
+        if any(one.op != "const" for one in numbers):
+            return False
+    return value.op == "load"
+
+
+def _read_by(tensor: Tensor) -> set[str]:
+    return {load.attr[0] for load in vs.loads([tensor.value])}
+
+
 def _buffers(item: Any) -> set[str]:
-    return {load.attr[0] for tensor in tensors(item) for load in vs.loads([tensor.value])}
+    return {name for tensor in tensors(item) for name in _read_by(tensor)}

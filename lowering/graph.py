@@ -204,7 +204,7 @@ class _Lowering:
         try:
             result = self._by_rule(rule, node, args, kwargs)
         except fallback.Refused as refusal:  # the rule does not cover these arguments
-            del self.builder.graph.nodes[mark:]
+            self.builder.drop_nodes(mark)
             return fallback.extern(self.builder, node, args, kwargs, str(refusal))
         except failures.NOT_OURS:
             raise
@@ -213,7 +213,7 @@ class _Lowering:
             raise
         except Exception as cause:
             if _has_symbolic_float((args, kwargs)):  # the rule wants a Python number
-                del self.builder.graph.nodes[mark:]
+                self.builder.drop_nodes(mark)
                 return fallback.extern(self.builder, node, args, kwargs, "a number computed from sizes")
             text = f"{type(cause).__name__}: {cause}"
             raise errors.LoweringFailed(

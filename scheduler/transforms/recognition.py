@@ -389,7 +389,12 @@ class _Search:
         if node.operands is torch.float32:
             for own, other in ((0, 1), (1, 0)):
                 narrow, number = _number_apart(values[own])
-                if isinstance(step.reads[own], int) and self._is_function(step.reads[other]) and _narrow(narrow) and number != 1.0:
+                if (
+                    isinstance(step.reads[own], int)
+                    and self._is_function(step.reads[other])
+                    and _narrow(narrow)
+                    and number != 1.0
+                ):
                     times = vs.call("mul", values[other], vs.const(number, values[other].dtype))
                     return (narrow, times) if own == 0 else (times, narrow)
         return values

@@ -71,25 +71,31 @@ def split_reduction(kernel: Kernel, graph: ir.Graph, sizes: Sizes, gpu: Gpu) -> 
     wanted = min(gpu.compute_units * WARPS // tiling.blocks.warps // programs, work // MIN_CHUNK, MOST_SHARES)
     if wanted < 2:
         return (kernel,)
-    whole, loop = _loops_to_cut(_by_stride(kernel, graph, sizes), wanted, sizes)
-    shares = _shares(kernel, loop, min(wanted // sizes.points(whole), sizes.of(loop.extent)))
-    return (kernel,) if shares is None else _Split(kernel, graph, whole, loop, shares).run()
+    for whole, loop in _loops_to_cut(_by_stride(kernel, graph, sizes), wanted, sizes):
+        shares = _shares(kernel, loop, min(wanted // sizes.points(whole), sizes.of(loop.extent))) or (1 if whole else None)
+        if shares is not None:
+            return _Split(kernel, graph, whole, loop, shares).run()
+    return (kernel,)
 
 
-def _loops_to_cut(loops: tuple[Var, ...], wanted: int, sizes: Sizes) -> tuple[tuple[Var, ...], Var]:
-    """The loops each point of which is a share, or several, and the one that is cut: the first one that is long enough, or the
-    first one of all, and the next one in each of its points. Loops of no known extent are not counted."""
+def _loops_to_cut(loops: tuple[Var, ...], wanted: int, sizes: Sizes) -> Iterator[tuple[tuple[Var, ...], Var]]:
+    """The loops each point of which is a share, or several, and the one that is cut: the first one that is long enough; or the
+    first one of all, and the next one in each of its points, which may be one share. Loops of no known extent are not
+    counted."""
     loop = next((v for v in loops if sizes.of(v.extent) >= wanted), None)
     if loop is not None:
-        return (), loop
+        yield (), loop
     whole: list[Var] = []
     for v, after in itertools.pairwise(loops):
         count = sizes.points((*whole, v))
-        if v.extent.as_int() is None or after.extent.as_int() is None or 2 * count > wanted:
+        if v.extent.as_int() is None or after.extent.as_int() is None or (2 - (loop is not None)) * count > wanted:
             break
         whole.append(v)
     rest = loops[len(whole) :]
-    return tuple(whole), rest[0] if whole else max(rest, key=lambda v: sizes.of(v.extent))
+    if whole:
+        yield tuple(whole), rest[0]
+    elif loop is None:
+        yield (), max(rest, key=lambda v: sizes.of(v.extent))
 
 
 def _by_stride(kernel: Kernel, graph: ir.Graph, sizes: Sizes) -> tuple[Var, ...]:
@@ -120,7 +126,7 @@ def _shares(kernel: Kernel, loop: Var, wanted: int) -> int | None:
     """How many shares the loop is cut into: a number that divides it where one is near, for then nothing is masked."""
     exact = loop.extent.as_int()
     if exact is not None:
-        near = [n for n in range(wanted, max(1, wanted // 2), -1) if exact % n == 0]
+        near = [n for n in range(wanted, wanted // 2, -1) if exact % n == 0]
         if near:
             return near[0]
     if any(s.inner and ((s.kind == "pointwise" and any(s.stored)) or s.op == "welford") for s in kernel.statements):

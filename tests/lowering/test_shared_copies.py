@@ -1,0 +1,64 @@
+"""Copies that library calls need of their operands: one for all orders of dimensions, which sums read as well."""
+
+from __future__ import annotations
+
+import torch
+from op_case import check
+from torch import Tensor
+
+from kgen.ir import values as vs
+from kgen.ir.nodes import Graph, Pointwise, Reduction
+
+CALLS = frozenset({"aten.mm.default"})
+
+
+def heads(g: Tensor) -> Tensor:
+    """Rows of all heads, as the gradient of a projection: no view."""
+    return g.transpose(1, 2).reshape(-1, g.shape[1] * g.shape[3])
+
+
+def gradients(g: Tensor, w: Tensor, x: Tensor) -> tuple[Tensor, ...]:
+    rows = heads(g)
+    return rows @ w, rows.t() @ x, rows.sum(0)
+
+
+def copies(graph: Graph) -> list[str]:
+    return [node.out for node in graph.nodes if isinstance(node, Pointwise)]
+
+
+def test_two_calls_and_a_sum_read_one_copy() -> None:
+    graph = check(gradients, [torch.randn(2, 3, 5, 4), torch.randn(12, 6), torch.randn(10, 7)], externs=CALLS)
+    [copy] = copies(graph)
+    [total] = [node for node in graph.nodes if isinstance(node, Reduction)]
+    assert {load.attr[0] for load in vs.loads([total.value])} == {copy}
+
+
+def test_other_elements_are_another_copy() -> None:
+    """The same sizes, and the same tensor in another order of its rows."""
+
+    def f(g: Tensor, w: Tensor) -> tuple[Tensor, Tensor]:
+        return heads(g) @ w, heads(g.flip(0)) @ w
+
+    assert len(copies(check(f, [torch.randn(2, 3, 5, 4), torch.randn(12, 6)], externs=CALLS))) == 2
+
+
+def test_what_is_written_in_between_is_copied_again() -> None:
+    def f(g: Tensor, w: Tensor, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        first = heads(g) @ w
+        g.add_(1)
+        rows = heads(g)
+        return first, rows.t() @ x, rows.sum(0)
+
+    check(f, [torch.randn(2, 3, 5, 4), torch.randn(12, 6), torch.randn(10, 7)], externs=CALLS)
+
+
+def test_a_computed_operand_is_computed_for_a_sum() -> None:
+    """A template may take the matmul and compute its operand: then there is no copy."""
+
+    def f(g: Tensor, w: Tensor) -> tuple[Tensor, Tensor]:
+        rows = (g * g).relu()
+        return rows @ w, rows.sum(0)
+
+    graph = check(f, [torch.randn(10, 12), torch.randn(12, 6)], externs=CALLS)
+    [total] = [node for node in graph.nodes if isinstance(node, Reduction)]
+    assert {load.attr[0] for load in vs.loads([total.value])}.isdisjoint(copies(graph))
