@@ -238,7 +238,7 @@ def _way_back(node: Node) -> Iterator[Node]:
 
 
 def _is_scaled(node: Node) -> bool:
-    return node.target is aten.mul.Scalar or node.target is aten.mul.Tensor and not isinstance(node.args[1], Node)
+    return node.target is aten.mul.Scalar or (node.target is aten.mul.Tensor and not isinstance(node.args[1], Node))
 
 
 def _bytes(node: Node) -> int:

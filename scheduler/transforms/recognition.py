@@ -389,12 +389,8 @@ class _Search:
         if node.operands is torch.float32:
             for own, other in ((0, 1), (1, 0)):
                 narrow, number = _number_apart(values[own])
-                if (
-                    isinstance(step.reads[own], int)
-                    and self._is_function(step.reads[other])
-                    and _narrow(narrow)
-                    and number != 1.0
-                ):
+                apart = number != 1.0 and _narrow(narrow) is not None
+                if apart and isinstance(step.reads[own], int) and self._is_function(step.reads[other]):
                     times = vs.call("mul", values[other], vs.const(number, values[other].dtype))
                     return (narrow, times) if own == 0 else (times, narrow)
         return values
@@ -433,8 +429,8 @@ class _Search:
             self.misses.append(Miss(self.reader, match.end, match.reached, value, along))
 
     def _multiplied(self, value: Value, node: ir.Contraction, step: Contract) -> torch.dtype:
-        """The type in which an operand is multiplied. What steps before have made takes that of the 16-bit numbers with which it
-        is multiplied, where the result is rounded to it as well."""
+        """The type in which an operand is multiplied. What steps before have made takes that of the 16-bit numbers with which
+        it is multiplied, where the result is rounded to it as well."""
         kind = _narrow(value)
         made = any(isinstance(ref, str) for ref in step.reads)
         if kind is not None and made and node.operands is torch.float32 and self.reader.rounded_to(node.out) is kind:

@@ -30,7 +30,6 @@ def test_it_is_shared_out(images: int, rows: int, columns: int) -> None:
 @pytest.mark.interpret
 def test_values() -> None:
     x, y = torch.randn(16 * 211, 64), torch.randn(16, 211, 64)
-    for got, want in zip(
-        compiled(squares_and_their_columns, x, y), squares_and_their_columns(x.double(), y.double()), strict=True
-    ):
+    found, wanted = compiled(squares_and_their_columns, x, y), squares_and_their_columns(x.double(), y.double())
+    for got, want in zip(found, wanted, strict=True):
         assert error(got, want) < 1e-6
