@@ -12,6 +12,7 @@ from kgen.ir import nodes as ir
 from kgen.ir.plan import Schedule
 from kgen.scheduler.analysis.memo import memoising
 from kgen.scheduler.analysis.memory import freeze_layouts, plan_memory
+from kgen.scheduler.analysis.stride_orders import choose_orders
 from kgen.scheduler.attempt import attempted, transforms_for
 from kgen.scheduler.options import Options
 from kgen.scheduler.protocol import Attempt, Candidate, Changes, Decisions, Transform
@@ -43,6 +44,7 @@ def _with_fewer_templates(options: Options) -> Iterator[Options]:
 
 def _scheduled(given: ir.Graph, options: Options) -> Schedule:
     graph = ir.own_copy(given)
+    choose_orders(graph)
     freeze_layouts(graph)
     search = _Search(graph, options, transforms_for(graph))
     for one in search.transforms:

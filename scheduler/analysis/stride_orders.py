@@ -1,0 +1,99 @@
+"""The order of strides of tensors that nobody outside sees, where eager's is not that of who makes and reads them.
+
+A residual stream that begins as a permuted view, such as ``conv(x).flatten(2).transpose(1, 2)``, keeps the order of its strides
+in eager through every sum that it takes part in, while all matmuls and norms on its way have the last axis innermost: each
+kernel would read or write one of the two with a stride. Here each such tensor takes the order, its own or row-major, in which
+more bytes of the other tensors are in step with it; tensors are looked at again while their neighbours change.
+
+Orders of images are left as they are: `kgen/capture/layouts.py` has chosen them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+
+from kgen.ir import index as ix
+from kgen.ir import nodes as ir
+from kgen.ir import values as vs
+from kgen.ir.index import Var
+from kgen.ir.sizes import Sizes
+
+# Rounds in which a choice travels along chains of tensors that depend on each other.
+ROUNDS = 8
+
+
+@dataclass(frozen=True, slots=True)
+class _Access:
+    """A node's read or write of a buffer, and the loops that it goes over."""
+
+    name: str
+    index: vs.Index
+
+
+def choose_orders(graph: ir.Graph) -> None:
+    """Gives buffers with flexible layouts the order of strides that suits their neighbours; hints are all that changes."""
+    flexible = {name for name, buffer in graph.buffers.items() if buffer.strides is None and _is_permuted(buffer)}
+    if not flexible:
+        return
+    nodes = [one for one in map(_Node, graph.nodes) if not flexible.isdisjoint(a.name for a in one.accesses)]
+    touching = {name: [one for one in nodes if any(a.name == name for a in one.accesses)] for name in flexible}
+    names = [name for name in graph.buffers if name in flexible]  # in program order
+    for _ in range(ROUNDS):
+        if not [name for name in names if _reordered(graph, name, touching[name])]:
+            return
+
+
+def _is_permuted(buffer: ir.Buffer) -> bool:
+    """Whether it prefers an order besides row-major and that of images."""
+    rows = tuple(range(len(buffer.sizes)))
+    images = (0, *rows[2:], 1) if len(rows) > 3 else rows
+    return buffer.hint is not None and buffer.hint not in (rows, images) and buffer.alias_of is None
+
+
+class _Node:
+    """What a node reads and writes element by element."""
+
+    def __init__(self, node: ir.Node) -> None:
+        self.accesses = list(_accesses(node))
+        rows = node.rvars if isinstance(node, ir.Reduction) else ()
+        self.row: Var | None = rows[0] if len(rows) == 1 else None  # a reduction of rows wants their elements side by side
+
+    def bytes_in_step(self, graph: ir.Graph, name: str, sizes: Sizes) -> int:
+        """Of the other tensors, or of its own where rows are reduced, what goes along the same loop as `name`."""
+        own = {loop for a in self.accesses if a.name == name and (loop := _innermost(graph, a)) is not None}
+        others = {a.name for a in self.accesses if a.name != name and _innermost(graph, a) in own}
+        found = sum(sizes.bytes(graph.buffers[other]) for other in others)
+        return found + (sizes.bytes(graph.buffers[name]) if self.row in own else 0)
+
+
+def _accesses(node: ir.Node) -> Iterator[_Access]:
+    if isinstance(node, ir.Pointwise):
+        yield _Access(node.out, tuple(v.expr() for v in node.vars))
+    elif ir.is_contraction(node):
+        yield _Access(node.out, tuple(v.expr() for v in node.out_vars))
+    for load in vs.loads(ir.roots(node)):
+        yield _Access(load.attr[0], load.attr[1])
+
+
+def _innermost(graph: ir.Graph, access: _Access) -> Var | None:
+    """The loop along which an access goes from one element to the next one in memory."""
+    linear = ix.linearize(access.index, ir.dense_strides(graph.buffers[access.name]))
+    loops = [a for a in ix.free_atoms(linear) if isinstance(a, Var)]
+    return next((v for v in loops if ix.stride_of(linear, v) == 1), None)
+
+
+def _reordered(graph: ir.Graph, name: str, nodes: Sequence[_Node]) -> bool:
+    """Whether the buffer has another order now. Where both are as good, eager's stays."""
+    before = graph.buffers[name]
+    sizes = Sizes(graph.size_hints)
+    found: list[tuple[int, ir.Buffer]] = []
+    for one in (before, replace(before, hint=None)):
+        graph.buffers[name] = one
+        found.append((sum(node.bytes_in_step(graph, name, sizes) for node in nodes), one))
+    (old, _), (new, turned) = found
+    graph.buffers[name] = turned if new > old else before
+    return new > old
+
+
+__all__ = ["choose_orders"]
