@@ -2,8 +2,9 @@
 becomes of a score and of the gradient of its weight is a slot's; sums are in one order, without atomic additions. For compute
 capability 8.0 and newer; after Dao, FlashAttention-2 (arXiv:2307.08691).
 
-One template makes the gradients of queries and of keys, whose program is the same with rows and columns exchanged: in one
-launch, where both are wanted. The other one makes that of values.
+One template makes the gradients of queries and of keys, whose program is the same with rows and columns exchanged, and sums of
+scores' gradients along one of these: in one launch, what is wanted of them. One makes the gradient of values, and one the sum of
+scores' gradients over batches, as of a bias that these share.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from kgen.ir.program import MatrixSizes
-from kgen.templates.attention_programs import GRADIENT, GRADIENT_OF_VALUES
+from kgen.templates.attention_programs import GRADIENT, GRADIENT_OF_SCORES, GRADIENT_OF_VALUES
 from kgen.templates.base import KernelTemplate, Resources
 from kgen.templates.contract import Config, knob, operand, result, template
 from kgen.templates.problem import Problem
@@ -34,6 +35,10 @@ DOTS = {(64, 64, 4): 0.28, (64, 32, 4): 0.26, (128, 64, 8): 0.2, (64, 64, 8): 0.
 OTHER_DOTS, LAUNCH = 0.1, 4e-6
 
 
+# Sides of tiles of scores below which more of a tile lies past an end than inside.
+LEAST_SIDE = 16
+
+
 @dataclass(frozen=True, slots=True)
 class Facts:
     """Elements of tiles along the axes of heads, powers of two."""
@@ -47,6 +52,7 @@ class _Recomputing(KernelTemplate):
     """What both kernels have in common."""
 
     longest: ClassVar = {"d": LONGEST, "v": LONGEST}
+    _of_scores: ClassVar[bool] = False
 
     def refuse(self, problem: Problem) -> str | None:
         kinds = {one.dtype for one in problem.inputs.values()}
@@ -59,15 +65,15 @@ class _Recomputing(KernelTemplate):
         return None
 
     def configs(self, problem: Problem) -> Iterator[dict[str, Any]]:
-        heads = {f"BLOCK_{axis.upper()}": padded_length(problem.size(axis)) for axis in self.longest}
-        total = sum(heads[f"BLOCK_{axis.upper()}"] for axes in problem.template.implements.operands for axis in axes[-1:])
+        heads = {f"BLOCK_{axis.upper()}": _padded(problem, axis) for axis in self.longest}
+        total = sum(heads[f"BLOCK_{axes[-1].upper()}"] for axes in _matrices(problem))
         wide = total * max(1, problem.main_dtype.itemsize // 2)
         table = next((rows for most, rows in TILES.items() if wide <= 2 * most), TILES[768])
         for m, n, warps, stages in table:
             yield {"BLOCK_M": m, "BLOCK_N": n, **heads, "WARPS": warps, "STAGES": stages}
 
     def resources(self, problem: Problem, config: Config) -> Resources:
-        if any(padded_length(problem.size(axis)) != config.get(f"BLOCK_{axis.upper()}") for axis in self.longest):
+        if any(_padded(problem, axis) != config.get(f"BLOCK_{axis.upper()}") for axis in self.longest):
             return Resources(shared=problem.device.shared + 1)
         return Resources(_shared(problem, config), _registers(problem, config))
 
@@ -80,7 +86,9 @@ class _Recomputing(KernelTemplate):
         return attention_estimate.is_measured(sizes, arch)
 
     def uncalibrated(self, problem: Problem) -> str | None:
-        heads = {padded_length(problem.size(axis)) for axis in self.longest}
+        heads = {_padded(problem, axis) for axis in self.longest}
+        if _is_sum(problem) or self._of_scores:
+            return "no GPU has measured its sums of scores' gradients"
         if len(heads) > 1:
             return "no GPU has measured it on operands whose heads differ"
         return attention_estimate.unmeasured(problem, *heads)
@@ -93,7 +101,8 @@ class _Recomputing(KernelTemplate):
     name="triton_attention_backward",
 )
 class AttentionBackward(_Recomputing):
-    """O[b, m, e] = sum over n of dscores(Q[b, m, :] K[b, n, :], G[b, m, :] V[b, n, :]) R[b, n, e]."""
+    """O[b, m, e] = sum over n of dscores(Q[b, m, :] K[b, n, :], G[b, m, :] V[b, n, :]) R[b, n, e]. With one e that is a sum along
+    rows, which no matrix units make."""
 
     Q, K, G, V = operand("b", "m", "d"), operand("b", "n", "d"), operand("b", "m", "v"), operand("b", "n", "v")
     R, O = operand("b", "n", "e"), result("b", "m", "e")  # noqa: E741
@@ -104,7 +113,8 @@ class AttentionBackward(_Recomputing):
     joins = "program"
 
     def facts(self, problems: Sequence[Problem], config: Config) -> Facts:
-        return Facts(config.BLOCK_D, config.BLOCK_V, config.BLOCK_E)
+        [problem] = problems
+        return Facts(config.BLOCK_D, config.BLOCK_V, 1 if _is_sum(problem) else config.BLOCK_E)
 
 
 @template(
@@ -123,6 +133,47 @@ class AttentionBackwardValues(_Recomputing):
 
     def facts(self, problems: Sequence[Problem], config: Config) -> Facts:
         return Facts(config.BLOCK_D, config.BLOCK_V)
+
+
+@template(
+    implements=GRADIENT_OF_SCORES,
+    device="cuda",
+    source="attention_backward_scores.py.jinja",
+    name="triton_attention_backward_scores",
+)
+class AttentionBackwardScores(_Recomputing):
+    """O[b, m, n] = sum over r of dscores(Q[b, r, m, :] K[b, r, n, :], G[b, r, m, :] V[b, r, n, :]) W[b, r]."""
+
+    Q, K = operand("b", "r", "m", "d"), operand("b", "r", "n", "d")
+    G, V = operand("b", "r", "m", "v"), operand("b", "r", "n", "v")
+    W, O = operand("b", "r"), result("b", "m", "n")  # noqa: E741
+    BLOCK_M, BLOCK_N = knob(64, 128, 32, 16), knob(64, 32, 16)
+    BLOCK_D, BLOCK_V = knob(64, 16, 32, 128, 256), knob(64, 16, 32, 128, 256)
+    WARPS, STAGES = knob(4, 8), knob(2, 1)
+    _of_scores = True
+
+    def refuse(self, problem: Problem) -> str | None:
+        if min(problem.size("m"), problem.size("n")) < LEAST_SIDE:
+            return f"its tiles have {LEAST_SIDE} rows and columns or more"
+        return super().refuse(problem)
+
+    def facts(self, problems: Sequence[Problem], config: Config) -> Facts:
+        return Facts(config.BLOCK_D, config.BLOCK_V)
+
+
+def _is_sum(problem: Problem) -> bool:
+    """Whether a gradient is a sum of those of scores alone."""
+    return "e" in problem.loops and problem.size("e") == 1
+
+
+def _padded(problem: Problem, axis: str) -> int:
+    """Elements of a tile along an axis of heads. A sum has the tiles of gradients of queries and keys, for they are one launch."""
+    return padded_length(problem.size("d" if axis == "e" and _is_sum(problem) else axis))
+
+
+def _matrices(problem: Problem) -> list[tuple[str, ...]]:
+    """The axes of operands that have heads."""
+    return [one.axes for one in problem.inputs.values() if {"m", "n"} & set(one.axes)]
 
 
 def _row_bytes(problem: Problem, config: Config, axis: str) -> int:
