@@ -5,7 +5,7 @@ from __future__ import annotations
 from kgen.templates.contract import contraction
 from kgen.templates.pattern import elementwise, program, softmax
 
-__all__ = ["ATTENTION", "GRADIENT", "GRADIENT_OF_SCORES", "GRADIENT_OF_VALUES"]
+__all__ = ["ATTENTION", "GRADIENT", "GRADIENT_OF_SCORES", "GRADIENT_OF_TABLE", "GRADIENT_OF_VALUES"]
 
 ATTENTION = program(
     scores=contraction("b,m,d", "b,n,d -> b,m,n"),
@@ -31,4 +31,11 @@ GRADIENT_OF_SCORES = program(
     dweights=contraction("b,r,m,v", "b,r,n,v -> b,r,m,n"),
     dscores=elementwise("scores", "dweights"),
     out=contraction("dscores", "b,r -> b,m,n"),
+)
+# That of a table of which each score has an entry, such as a bias for buckets of distances.
+GRADIENT_OF_TABLE = program(
+    scores=contraction("b,m,d", "b,n,d -> b,m,n"),
+    dweights=contraction("b,m,v", "b,n,v -> b,m,n"),
+    dscores=elementwise("scores", "dweights"),
+    out=contraction("dscores", "b,m,n,c -> b,c"),
 )

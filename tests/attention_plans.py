@@ -25,7 +25,8 @@ from tests.codegen import options_for, plan_of
 
 GPU = Only(
     "triton_attention", lambda configs: configs[0],
-    also=("triton_attention_backward", "triton_attention_backward_scores", "triton_attention_backward_values"),
+    also=("triton_attention_backward", "triton_attention_backward_scores", "triton_attention_backward_table",
+          "triton_attention_backward_values"),
 )  # fmt: skip
 CPU = Only("cpp_attention", lambda configs: configs[0], also=("cpp_attention_backward", "cpp_attention_backward_values"))
 

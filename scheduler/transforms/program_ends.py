@@ -1,98 +1,145 @@
-"""Where programs end: at a contraction, or at a sum, which is a contraction with the number 1.
+"""Where programs end: at a contraction, at a sum, which is a contraction with the number 1, or at a sum into entries of a table,
+which is a contraction with a 1 for each element where its entry is.
 
     bias[h, m, n] = sum over b of f(scores[b, h, m, n], ...)          a contraction over b with 1
     slope[h] = sum over b, m, n of f(scores[b, h, m, n], ...)         row[b, h, m] = sum over n, then slope[h] = sum over b, m
     total = sum over m, n of g[m, n] * (sum over b of f(...))         sum over m, n, b of g[m, n] * f(...)
+    table[bucket[m, n], h] += f(scores[b, h, m, n], ...)              part[h, b, i, c] = sum over n and the i-th m of
+                                                                      f(...) * (bucket[m, n] == c)
 
-A kernel of a program adds up along one loop of rows or columns. What a sum goes over besides is added up by a node of its own,
-of one number for each row.
+A kernel of a program adds up along loops of rows and columns. What a sum goes over besides is added up by a node of its own, of
+one number for each row, or of one table for some rows.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import permutations
 
 import torch
 
 from kgen.ir import index as ix
 from kgen.ir import nodes as ir
 from kgen.ir import values as vs
-from kgen.ir.index import Atom, Expr, Var
+from kgen.ir.index import Atom, Expr, Indirect, Var
 from kgen.ir.program import Contract, Elementwise, Program
 from kgen.ir.values import Value
 from kgen.scheduler.transforms.graph_reader import Reader
 
-ROW = "row"
+ROW, ENTRY = "row", "entry"
 # Types of sums of which the loops may be split: the parts are in float32.
 SPLIT = (torch.float32, torch.float16, torch.bfloat16)
 # Sums between a sum and what they add up that are looked through.
 MOST_SUMS = 2
+# Entries of a table that each part has a sum for, and rows of a part.
+MOST_ENTRIES, ROWS_OF_PART = 256, (256, 128, 64, 32)
 
 
 @dataclass(frozen=True, slots=True)
 class SplitSum:
-    """The node that adds up what a program has made of each row, and the buffer of these sums."""
+    """The nodes that add up the sums that a program has made, and buffers for these."""
 
-    rest: ir.Reduction
-    buffer: ir.Buffer
+    rest: tuple[ir.Node, ...]
+    buffers: tuple[ir.Buffer, ...]
 
 
 @dataclass(frozen=True, slots=True)
 class End:
-    """What the last step of a program may be: a contraction, which `node` means. Where `split`, that is a part of a sum."""
+    """What the last step of a program may be: a contraction, which `node` means. A program takes the place of whoever makes
+    `out`. Where `split`, the node makes a part of that."""
 
     contraction: ir.Contraction
     node: ir.Contraction | ir.Reduction
+    out: str
     split: SplitSum | None = None
-
-    @property
-    def out(self) -> str:
-        """What the node makes whose place a program takes."""
-        return ir.outs(self.node)[0] if self.split is None else self.split.rest.outs[0]
 
     @property
     def is_sum(self) -> bool:
         return isinstance(self.node, ir.Reduction)
 
 
-def adding_up(programs: Iterable[Program]) -> list[Program]:
-    """The programs that may end in a sum: of a function of several contractions. Sums of one are reduced on its tiles. Those
-    that do nothing but add up come last."""
-    found = [one for one in programs if _adds_up(one)]
-    return sorted(found, key=_is_plain_sum)
+def by_preference(programs: Iterable[Program]) -> list[Program]:
+    """Programs that make less of the same elements first."""
+    return sorted(programs, key=lambda one: ("product", "table", "sum").index(_kind(one)))
 
 
-def _adds_up(program: Program) -> bool:
+def ends_of(graph: ir.Graph, reader: Reader, node: ir.Node, program: Program) -> Iterator[End]:
+    """What a node may be to a program. Sums of a function of one contraction are reduced on its tiles, and none."""
+    kind = _kind(program)
+    if ir.is_contraction(node):
+        yield from [End(node, node, node.out)] if kind == "product" else ()
+    elif not _is_of_several(program):
+        return
+    elif isinstance(node, ir.Reduction) and kind != "table":
+        yield from _sums(graph, reader, node, whole=kind == "sum")
+    elif isinstance(node, ir.Scatter) and kind == "table":
+        yield from _tables(graph, reader, node)
+
+
+def _kind(program: Program) -> str:
+    """What the last step is: a ``product`` with an operand that has an axis of its own; a ``sum``, with one that has none; or a
+    ``table``, with one that has all axes of the other factor, and one of its own."""
+    last = program.steps[-1]
+    assert isinstance(last, Contract)
+    left, right = (set(program.axes_of(ref)) for ref in last.reads)
+    if right <= left:
+        return "sum"
+    return "table" if left < right and isinstance(last.left, str) else "product"
+
+
+def _is_of_several(program: Program) -> bool:
     last = program.steps[-1]
     before = program.step(last.left) if isinstance(last, Contract) and isinstance(last.left, str) else None
     return isinstance(before, Elementwise) and len(before.of) > 1
-
-
-def _is_plain_sum(program: Program) -> bool:
-    """Whether what the last step multiplies by has no axis that its other factor lacks."""
-    last = program.steps[-1]
-    assert isinstance(last, Contract)
-    return set(program.axes_of(last.right)) <= set(program.axes_of(last.left))
-
-
-def ends_of(graph: ir.Graph, reader: Reader, node: ir.Reduction, program: Program) -> Iterator[End]:
-    """The sums that a node means, as contractions with 1: of all loops, or of one of them, from the longest on."""
-    if node.op != "sum" or not node.value.dtype.is_floating_point:
-        return
-    node = _of_elements(reader, node)
-    if not _reads_contractions(reader, node.value):
-        return
-    yield End(_contraction(node), node)
-    if len(node.rvars) > 1 and graph.buffers[node.outs[0]].dtype in SPLIT and not _is_plain_sum(program):
-        for loop in sorted(node.rvars[::-1], key=lambda v: -(v.extent.as_int() or 0)):
-            yield _split(graph, node, loop)
 
 
 def _reads_contractions(reader: Reader, value: Value) -> bool:
     """Whether a value depends on several contractions element by element."""
     makers = {load.attr[0]: reader.makers.get(load.attr[0]) for load in vs.loads([reader.inlined(value)])}
     return sum(node is not None and ir.is_contraction(node) for node in makers.values()) > 1
+
+
+# ---- sums -------------------------------------------------------------------------------------------------------------
+
+
+def _sums(graph: ir.Graph, reader: Reader, node: ir.Reduction, whole: bool) -> Iterator[End]:
+    """A sum as a contraction with 1: of all loops, or, unless it has to be `whole`, of one of them, from the longest on."""
+    if node.op != "sum" or not node.value.dtype.is_floating_point:
+        return
+    node = _of_elements(reader, node)
+    if not _reads_contractions(reader, node.value):
+        return
+    one = vs.const(1, node.value.dtype)
+    yield End(_contraction(node, node.value, one), node, node.outs[0])
+    if len(node.rvars) > 1 and graph.buffers[node.outs[0]].dtype in SPLIT and not whole:
+        for loop in sorted(node.rvars[::-1], key=lambda v: -(v.extent.as_int() or 0)):
+            yield _split(graph, node, loop)
+
+
+def _contraction(node: ir.Reduction, left: Value, right: Value) -> ir.Contraction:
+    return ir.Contraction(node.outs[0], node.vars, node.rvars, left, right, None, node.origin, left.dtype)
+
+
+def _split(graph: ir.Graph, node: ir.Reduction, loop: Var) -> End:
+    """The sum along one loop, with a node that adds up the others."""
+    [out] = node.outs
+    others = tuple(v for v in node.rvars if v is not loop)
+    loops = (*node.vars, *others)
+    buffer = _buffer(graph, ir.Derived(out, f"{ROW}_{loop.name}"), loops)
+    first = ir.Reduction((buffer.name,), loops, (loop,), "sum", node.value, node.origin)
+    rest = ir.Reduction((out,), node.vars, others, "sum", vs.cast(_load(buffer, loops), node.value.dtype), node.origin)
+    return End(_contraction(first, node.value, vs.const(1, node.value.dtype)), first, out, SplitSum((rest,), (buffer,)))
+
+
+def _buffer(graph: ir.Graph, what: ir.Derived, loops: Sequence[Var]) -> ir.Buffer:
+    sizes = tuple(v.extent for v in loops)
+    device = graph.buffers[what.source].device
+    return ir.Buffer(ir.derived(graph, what), torch.float32, device, sizes, ix.contiguous_strides(sizes))
+
+
+def _load(buffer: ir.Buffer, loops: Sequence[Var]) -> Value:
+    return vs.load(buffer.name, tuple(v.expr() for v in loops), buffer.dtype)
 
 
 # ---- sums of sums -----------------------------------------------------------------------------------------------------
@@ -142,24 +189,115 @@ def _multiple(value: Value, load: Value, element: Value) -> Value | None:
     return None
 
 
-# ---- their loops ------------------------------------------------------------------------------------------------------
+# ---- tables -----------------------------------------------------------------------------------------------------------
 
 
-def _contraction(node: ir.Reduction) -> ir.Contraction:
-    return ir.Contraction(
-        node.outs[0], node.vars, node.rvars, node.value, vs.const(1, node.value.dtype), None, node.origin, node.value.dtype
-    )
+def _tables(graph: ir.Graph, reader: Reader, node: ir.Scatter) -> Iterator[End]:
+    """What is added to entries of a table, as sums over elements with a 1 where their entry is."""
+    place = _place_of_entry(graph, node)
+    if place is None or not node.value.dtype.is_floating_point or graph.buffers[node.out].dtype is not torch.float32:
+        return
+    [kept, entry] = [tuple(v for k, e in enumerate(node.index) for v in ix.free_atoms(e) if k != place), node.index[place]]
+    others = tuple(v for v in node.vars if v in kept)
+    loops = tuple(v for v in node.vars if v not in kept)
+    elements = _of_elements(reader, ir.Reduction((node.out,), others, loops, "sum", node.value, node.origin))
+    if not _reads_contractions(reader, elements.value):
+        return
+    [indirect] = ix.free_atoms(entry)
+    assert isinstance(indirect, Indirect)
+    position = vs.asserted(indirect.value, vs.index_inside(indirect.value, indirect.size), "index")
+    if node.mask is not None:
+        position = vs.where(node.mask, position, vs.const(-1, position.dtype))
+    elements, position = _unflattened(reader, elements, position)
+    for rows, columns in permutations(sorted(elements.rvars, key=lambda v: -(v.extent.as_int() or 0)), 2):
+        yield _table(graph, node, place, elements, position, (rows, columns))
 
 
-def _split(graph: ir.Graph, node: ir.Reduction, loop: Var) -> End:
-    """The sum along one loop, with a node that adds up the others."""
-    [out] = node.outs
-    name = ir.derived(graph, ir.Derived(out, f"{ROW}_{loop.name}"))
-    others = tuple(v for v in node.rvars if v is not loop)
-    loops = (*node.vars, *others)
-    first = ir.Reduction((name,), loops, (loop,), "sum", node.value, node.origin)
-    load = vs.load(name, tuple(v.expr() for v in loops), torch.float32)
-    rest = ir.Reduction((out,), node.vars, others, "sum", vs.cast(load, node.value.dtype), node.origin)
-    sizes = tuple(v.extent for v in loops)
-    buffer = ir.Buffer(name, torch.float32, graph.buffers[out].device, sizes, ix.contiguous_strides(sizes))
-    return End(_contraction(first), first, SplitSum(rest, buffer))
+def _place_of_entry(graph: ir.Graph, node: ir.Scatter) -> int | None:
+    """The dimension of a table along which its entries are; None where there is no such one, or not one alone."""
+    whole = [k for k, e in enumerate(node.index) if any(isinstance(a, Indirect) and e is a.expr() for a in ix.free_atoms(e))]
+    loops = [v for k, e in enumerate(node.index) if k not in whole for v in ix.free_atoms(e)]
+    plain = [e for k, e in enumerate(node.index) if k not in whole]
+    if node.mode != "add" or len(whole) != 1 or len(set(loops)) < len(loops):
+        return None
+    if not all(isinstance(v, Var) for v in loops) or any(e is not v.expr() for e, v in zip(plain, loops, strict=False)):
+        return None
+    count = graph.buffers[node.out].sizes[whole[0]].as_int()
+    return whole[0] if len(plain) == len(loops) and count is not None and count <= MOST_ENTRIES else None
+
+
+def _unflattened(reader: Reader, node: ir.Reduction, position: Value) -> tuple[ir.Reduction, Value]:
+    """The sum over the dimensions of what it reads, where one loop goes through several of them."""
+    for loop in node.rvars:
+        own = next(filter(None, (_dimensions(reader, load, loop) for load in vs.loads([reader.inlined(node.value)]))), None)
+        if own is not None:
+            mapping: dict[Atom, Expr] = {loop: ix.position_in(own)}
+            value, position = vs.substitute(reader.inlined(node.value), mapping), vs.substitute(position, mapping)
+            node = replace(node, rvars=tuple(w for v in node.rvars for w in (own if v is loop else (v,))), value=value)
+    return node, position
+
+
+def _dimensions(reader: Reader, load: Value, loop: Var) -> tuple[Var, ...] | None:
+    """Loops over the dimensions of a contraction's result through which one loop goes."""
+    maker = reader.makers.get(load.attr[0])
+    if maker is None or not ir.is_contraction(maker):
+        return None
+    found = [v for v, e in zip(maker.out_vars, load.attr[1], strict=True) if loop in ix.free_atoms(e)]
+    if len(found) < 2 or ix.product(v.extent for v in found) is not loop.extent:
+        return None
+    return tuple(ix.var(f"{loop.name}_{k}", v.extent) for k, v in enumerate(found))
+
+
+def _table(
+    graph: ir.Graph, node: ir.Scatter, place: int, elements: ir.Reduction, position: Value, inner: tuple[Var, Var]
+) -> End:
+    """Sums for each entry over some rows and all columns, with nodes that add them up and to the table."""
+    elements, position, inner = _in_parts(elements, position, inner)
+    entry = ix.var("entry", graph.buffers[node.out].sizes[place])
+    others = tuple(v for v in elements.rvars if v not in inner)
+    loops = (*elements.vars, *others, entry)
+    buffer = _buffer(graph, ir.Derived(node.out, f"{ENTRY}_{inner[0].name}_{inner[1].name}"), loops)
+    selected = vs.call("eq", position, vs.index_value(entry.expr(), position.dtype))
+    one, zero = (vs.const(number, elements.value.dtype) for number in (1, 0))
+    right = vs.where(selected, one, zero)
+    first = ir.Reduction((buffer.name,), loops, inner, "sum", vs.call("mul", elements.value, right), node.origin)
+    return End(_contraction(first, elements.value, right), first, node.out, _added(graph, node, place, buffer, others, loops))
+
+
+def _in_parts(node: ir.Reduction, position: Value, inner: tuple[Var, Var]) -> tuple[ir.Reduction, Value, tuple[Var, Var]]:
+    """The sum with its rows cut into parts, of which there is one result each."""
+    rows, columns = inner
+    count = rows.extent.as_int() or 0
+    most = next((most for most in ROWS_OF_PART if count % most == 0 and count > most), None)
+    if most is None:
+        return node, position, inner
+    part, row = ix.var(f"{rows.name}_part", ix.constant(count // most)), ix.var(f"{rows.name}_row", ix.constant(most))
+    mapping: dict[Atom, Expr] = {rows: part.expr() * most + row.expr()}
+    rvars = tuple(w for v in node.rvars for w in ((part, row) if v is rows else (v,)))
+    made = replace(node, rvars=rvars, value=vs.substitute(node.value, mapping))
+    return made, vs.substitute(position, mapping), (row, columns)
+
+
+def _added(
+    graph: ir.Graph, node: ir.Scatter, place: int, buffer: ir.Buffer, others: Sequence[Var], loops: Sequence[Var]
+) -> SplitSum:
+    """The nodes that add up the sums of an entry, and add them to the table."""
+    kept = tuple(v for v in loops if v not in others)
+    *outer, entry = kept
+    index = list(node.index)
+    index[place] = entry.expr()
+    if not others:
+        scatter = ir.Scatter(node.out, node.target, kept, tuple(index), _load(buffer, kept), "add", None, node.origin)
+        return SplitSum((scatter,), (buffer,))
+    total = _buffer(graph, ir.Derived(node.out, f"{ENTRY}_total"), kept)
+    added = ir.Reduction((total.name,), kept, tuple(others), "sum", _load(buffer, loops), node.origin)
+    scatter = ir.Scatter(node.out, node.target, kept, tuple(index), _load(total, kept), "add", None, node.origin)
+    return SplitSum((added, scatter), (buffer, total))
+
+
+def one_hot(value: Value) -> bool:
+    """Whether a value is 1 or 0."""
+    return value.op == "where" and all(one.op == "const" and one.attr in (0, 1) for one in value.args[1:])
+
+
+__all__ = ["End", "SplitSum", "by_preference", "ends_of", "one_hot"]

@@ -40,7 +40,7 @@ from kgen.scheduler.selection.choose import contractions_of
 from kgen.scheduler.selection.size_buckets import forget_first_sizes
 from kgen.scheduler.transforms.graph_reader import COMPUTATIONS, Longer, Reader
 from kgen.scheduler.transforms.near_programs import Miss, nearest
-from kgen.scheduler.transforms.program_ends import End, SplitSum, adding_up, ends_of
+from kgen.scheduler.transforms.program_ends import End, SplitSum, by_preference, ends_of, one_hot
 from kgen.scheduler.transforms.second_results import Rows, Shared, rewritten, shared
 from kgen.templates import registry
 from kgen.verdict import FusionDemand, OperatorCall, Outcome, Reason, Verdict
@@ -55,7 +55,7 @@ MOST_CANDIDATES = 6
 @dataclass(frozen=True, slots=True)
 class Recognised:
     """A place where a program stands: the node that may take the place of whoever makes `out`. What it makes besides is
-    `shared`. Where `split`, it adds up along some loops of a sum only."""
+    `shared`. Where `split`, it makes a part of it, and other nodes the rest."""
 
     out: str
     operation: ir.Operation
@@ -65,7 +65,7 @@ class Recognised:
     @property
     def nodes(self) -> tuple[ir.Node, ...]:
         """What takes the place."""
-        return (self.operation,) if self.split is None else (self.operation, self.split.rest)
+        return (self.operation,) if self.split is None else (self.operation, *self.split.rest)
 
 
 class Recognition(Transform):
@@ -171,7 +171,7 @@ def recognised(graph: ir.Graph, programs: Iterable[Program], near: list[Verdict]
     """The places in a graph where one of the programs (in canonical form, the first that fits) stands, in program order. One
     may be a step of another: when that is applied, nobody reads the one any more, and it goes. `near` gets why it
     stands nowhere else, where most of it does."""
-    programs = list(programs)
+    programs = by_preference(programs)
     if not programs:
         return []
     reader = Reader.of(graph)
@@ -182,18 +182,24 @@ def recognised(graph: ir.Graph, programs: Iterable[Program], near: list[Verdict]
         meant = ir.meaning_of(node)
         if meant is not None and any(meant.operator == program.key for program in programs):
             calls.append(Recognised(ir.outs(meant)[0], meant))
-        elif ir.is_contraction(node):
-            missed[node.out] = []
-            searches = (_Search(graph, reader, program, missed[node.out]) for program in programs)
-            found += [one for search in searches for one in _in_place(search, End(node, node))]
-        elif isinstance(node, ir.Reduction):
-            searches = (_Search(graph, reader, program, []) for program in adding_up(programs))
-            found += [one for search in searches for end in ends_of(graph, reader, node, search.program) for one in _in_place(search, end)]
+        else:
+            found += _fittings(graph, reader, node, programs, missed)
     made = _standing(found)
     if near is not None:
         standing = {one.out for one in made}
         near += [verdict for out, misses in missed.items() if out not in standing for verdict in nearest(misses)]
     return sorted((*calls, *made), key=lambda one: reader.positions[one.out])
+
+
+def _fittings(
+    graph: ir.Graph, reader: Reader, node: ir.Node, programs: Iterable[Program], missed: dict[str, list[Miss]]
+) -> Iterator[_Fitting]:
+    """The programs that may take the place of one node, by preference. Where it is a contraction, it notes what is missing."""
+    misses = missed.setdefault(node.out, []) if ir.is_contraction(node) else []
+    for program in programs:
+        search = _Search(graph, reader, program, misses)
+        for end in ends_of(graph, reader, node, program):
+            yield from _in_place(search, end)
 
 
 def applied(graph: ir.Graph, *recognised: Recognised) -> ir.Graph:
@@ -204,7 +210,8 @@ def applied(graph: ir.Graph, *recognised: Recognised) -> ir.Graph:
     gone = frozenset[str]().union(*(one.gone for one in both))
     kept = [n for n in graph.nodes if gone.isdisjoint(ir.outs(n))]
     nodes = [one for n in kept for one in next((made[out] for out in ir.outs(n) if out in made), (n,))]
-    new = [one.buffer for one in both] + [place.split.buffer for place in recognised if place.split is not None]
+    new = [one.buffer for one in both]
+    new += [buffer for place in recognised if place.split is not None for buffer in place.split.buffers]
     buffers = {**graph.buffers, **{buffer.name: buffer for buffer in new}}
     if both:
         nodes = [rewritten(n, [one.readers.get(next(iter(ir.outs(n)), ""), {}) for one in both]) for n in nodes]
@@ -234,7 +241,8 @@ class _Fitting:
 
     def gone_with(self, others: Sequence[_Fitting]) -> list[ir.Node]:
         """The nodes that nobody needs where it stands together with `others`."""
-        return self.search.reader.only_for({out: node for one in others for out, node in one.instead.items()})
+        rest = [node for one in others if one.end.split is not None for node in one.end.split.rest]
+        return self.search.reader.only_for({out: node for one in others for out, node in one.instead.items()}, rest)
 
     def kept(self, gone: Sequence[ir.Node]) -> list[str]:
         """What its other contractions make and somebody else needs."""
@@ -565,10 +573,11 @@ def _operation(node: ir.Contraction, program: Program, match: _Match) -> ir.Oper
 
 
 def _types(match: _Match, values: Sequence[Value]) -> list[torch.dtype]:
-    """In which operands are multiplied: a number in the type of the others."""
+    """In which operands are multiplied: what is 1, or 1 here and there, in the type of the others."""
     kinds = [match.operands[k][1] for k in range(len(values))]
-    others = [kind for kind, value in zip(kinds, values, strict=True) if value.op != "const"]
-    return [others[0] if value.op == "const" and others else kind for kind, value in zip(kinds, values, strict=True)]
+    exact = [value.op == "const" or one_hot(value) for value in values]
+    others = [kind for kind, free in zip(kinds, exact, strict=True) if not free]
+    return [others[0] if free and others else kind for kind, free in zip(kinds, exact, strict=True)]
 
 
 def _is_over(value: Value, loops: Mapping[str, tuple[Var, ...]], axes: Axes) -> bool:

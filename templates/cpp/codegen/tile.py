@@ -121,6 +121,9 @@ class Slots:
             return self._strided(one, name, fixed, [s for s in strides if s is not None])
         return self._filled(one, name, fixed, self._along(one, own))
 
+    def entry(self, operand: str, *_: object) -> list[str]:
+        raise ValueError(f"{self.problem.template.name}: in C++ no slot makes a block of the entries of {operand}")
+
     def _told_apart(self, indices: Sequence[str], names: frozenset[str]) -> None:
         """Inside of a generated loop the author's variable of the same name is another one."""
         hidden = next((index for index in indices if index in names), None)

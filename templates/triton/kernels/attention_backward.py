@@ -3,18 +3,18 @@ becomes of a score and of the gradient of its weight is a slot's; sums are in on
 capability 8.0 and newer; after Dao, FlashAttention-2 (arXiv:2307.08691).
 
 One template makes the gradients of queries and of keys, whose program is the same with rows and columns exchanged, and sums of
-scores' gradients along one of these: in one launch, what is wanted of them. One makes the gradient of values, and one the sum of
-scores' gradients over batches, as of a bias that these share.
+scores' gradients along one of these: in one launch, what is wanted of them. One makes the gradient of values, one the sum of
+scores' gradients over batches, as of a bias that these share, and one their sums into the entries of a table.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
 from kgen.ir.program import MatrixSizes
-from kgen.templates.attention_programs import GRADIENT, GRADIENT_OF_SCORES, GRADIENT_OF_VALUES
+from kgen.templates.attention_programs import GRADIENT, GRADIENT_OF_SCORES, GRADIENT_OF_TABLE, GRADIENT_OF_VALUES
 from kgen.templates.base import KernelTemplate, Resources
 from kgen.templates.contract import Config, knob, operand, result, template
 from kgen.templates.problem import Problem
@@ -35,6 +35,8 @@ DOTS = {(64, 64, 4): 0.28, (64, 32, 4): 0.26, (128, 64, 8): 0.2, (64, 64, 8): 0.
 OTHER_DOTS, LAUNCH = 0.1, 4e-6
 
 
+# Entries of a table, of which each row of a tile has a sum in registers; and these sums of a thread.
+ENTRIES, SUMS_OF_THREAD = 256, 64
 # Sides of tiles of scores below which more of a tile lies past an end than inside.
 LEAST_SIDE = 16
 
@@ -46,6 +48,7 @@ class Facts:
     d: int
     v: int
     e: int = 0
+    c: int = 0
 
 
 class _Recomputing(KernelTemplate):
@@ -66,7 +69,7 @@ class _Recomputing(KernelTemplate):
 
     def configs(self, problem: Problem) -> Iterator[dict[str, Any]]:
         heads = {f"BLOCK_{axis.upper()}": _padded(problem, axis) for axis in self.longest}
-        total = sum(heads[f"BLOCK_{axes[-1].upper()}"] for axes in _matrices(problem))
+        total = sum(heads[f"BLOCK_{axes[-1].upper()}"] for axes in _matrices(problem).values())
         wide = total * max(1, problem.main_dtype.itemsize // 2)
         table = next((rows for most, rows in TILES.items() if wide <= 2 * most), TILES[768])
         for m, n, warps, stages in table:
@@ -161,6 +164,37 @@ class AttentionBackwardScores(_Recomputing):
         return Facts(config.BLOCK_D, config.BLOCK_V)
 
 
+@template(
+    implements=GRADIENT_OF_TABLE,
+    device="cuda",
+    source="attention_backward_table.py.jinja",
+    name="triton_attention_backward_table",
+)
+class AttentionBackwardTable(_Recomputing):
+    """O[b, c] = sum over m and n of dscores(Q[b, m, :] K[b, n, :], G[b, m, :] V[b, n, :]) P[b, m, n, c], where P is 1 for one
+    entry c of each score, and 0 for others. A tile looks at entries between its first one and its last one."""
+
+    Q, K, G, V = operand("b", "m", "d"), operand("b", "n", "d"), operand("b", "m", "v"), operand("b", "n", "v")
+    P, O = operand("b", "m", "n", "c"), result("b", "c")  # noqa: E741
+    BLOCK_M, BLOCK_N = knob(64, 128, 32, 16), knob(64, 32, 16)
+    BLOCK_D, BLOCK_V, BLOCK_C = knob(64, 16, 32, 128, 256), knob(64, 16, 32, 128, 256), knob(32, 16, 64, 128, 256)
+    WARPS, STAGES = knob(4, 8), knob(2, 1)
+    longest: ClassVar = {"d": LONGEST, "v": LONGEST, "c": ENTRIES}
+    _of_scores = True
+
+    def facts(self, problems: Sequence[Problem], config: Config) -> Facts:
+        return Facts(config.BLOCK_D, config.BLOCK_V, c=config.BLOCK_C)
+
+    def refuse(self, problem: Problem) -> str | None:
+        if problem.inputs["P"].entry is None:
+            return "its last operand is not 1 at one entry of each score"
+        return super().refuse(problem)
+
+    def resources(self, problem: Problem, config: Config) -> Resources:
+        found, sums = super().resources(problem, config), config.BLOCK_M * config.BLOCK_C // (WARP * config.WARPS)
+        return replace(found, shared=problem.device.shared + 1) if sums > SUMS_OF_THREAD else found
+
+
 def _is_sum(problem: Problem) -> bool:
     """Whether a gradient is a sum of those of scores alone."""
     return "e" in problem.loops and problem.size("e") == 1
@@ -171,15 +205,15 @@ def _padded(problem: Problem, axis: str) -> int:
     return padded_length(problem.size("d" if axis == "e" and _is_sum(problem) else axis))
 
 
-def _matrices(problem: Problem) -> list[tuple[str, ...]]:
-    """The axes of operands that have heads."""
-    return [one.axes for one in problem.inputs.values() if {"m", "n"} & set(one.axes)]
+def _matrices(problem: Problem) -> dict[str, tuple[str, ...]]:
+    """The axes of operands that are rows or columns of heads."""
+    return {name: one.axes for name, one in problem.inputs.items() if len({"m", "n"} & set(one.axes)) == 1}
 
 
 def _row_bytes(problem: Problem, config: Config, axis: str) -> int:
     """Bytes of one point along an axis in the tiles of all operands that have it."""
-    own = (one for one in problem.inputs.values() if axis in one.axes)
-    return sum(config.get(f"BLOCK_{one.axes[-1].upper()}") * one.dtype.itemsize for one in own)
+    own = ((problem.inputs[name].dtype, axes) for name, axes in _matrices(problem).items() if axis in axes)
+    return sum(config.get(f"BLOCK_{axes[-1].upper()}") * dtype.itemsize for dtype, axes in own)
 
 
 def _shared(problem: Problem, config: Config) -> int:
