@@ -69,6 +69,8 @@ def ends_of(graph: ir.Graph, reader: Reader, node: ir.Node, program: Program) ->
     kind = _kind(program)
     if ir.is_contraction(node):
         yield from [End(node, node, node.out)] if kind == "product" else ()
+    elif isinstance(node, ir.Reduction) and kind == "product" and (joined := _of_contraction(reader, node)) is not None:
+        yield End(joined, node, node.outs[0])
     elif not _is_of_several(program):
         return
     elif isinstance(node, ir.Reduction) and kind != "table":
@@ -98,6 +100,22 @@ def _reads_contractions(reader: Reader, value: Value) -> bool:
     """Whether a value depends on several contractions element by element."""
     makers = {load.attr[0]: reader.makers.get(load.attr[0]) for load in vs.loads([reader.inlined(value)])}
     return sum(node is not None and ir.is_contraction(node) for node in makers.values()) > 1
+
+
+def _of_contraction(reader: Reader, node: ir.Reduction) -> ir.Contraction | None:
+    """The contraction that a sum of what a contraction makes is, as of heads that share keys; None where it is no such sum."""
+    load = reader.inlined(node.value)
+    while load.op in ("cast", "round_to") and load.dtype.is_floating_point:
+        [load] = load.args
+    maker = reader.makers.get(load.attr[0]) if load.op == "load" and not load.args else None
+    if node.op != "sum" or maker is None or not ir.is_contraction(maker) or maker.scale is not None or maker.addend is not None:
+        return None
+    own = {v: ix.var(f"{maker.out}_{v.name}", v.extent) for v in maker.reduced}
+    mapping: dict[Atom, Expr] = dict(zip(maker.out_vars, load.attr[1], strict=True))
+    mapping |= {v: w.expr() for v, w in own.items()}
+    left, right = vs.substitute_all([maker.lhs, maker.rhs], mapping)
+    loops = (*node.rvars, *own.values())
+    return replace(maker, out=node.outs[0], out_vars=node.vars, reduced=loops, lhs=left, rhs=right, vendor=None, stored=())
 
 
 # ---- sums -------------------------------------------------------------------------------------------------------------
@@ -210,7 +228,8 @@ def _tables(graph: ir.Graph, reader: Reader, node: ir.Scatter) -> Iterator[End]:
         position = vs.where(node.mask, position, vs.const(-1, position.dtype))
     elements, position = _unflattened(reader, elements, position)
     for rows, columns in permutations(sorted(elements.rvars, key=lambda v: -(v.extent.as_int() or 0)), 2):
-        yield _table(graph, node, place, elements, position, (rows, columns))
+        table = _Table(graph, node, place, _is_of_zeros(graph, reader, node))
+        yield table.end(elements, position, (rows, columns))
 
 
 def _place_of_entry(graph: ir.Graph, node: ir.Scatter) -> int | None:
@@ -248,51 +267,78 @@ def _dimensions(reader: Reader, load: Value, loop: Var) -> tuple[Var, ...] | Non
     return tuple(ix.var(f"{loop.name}_{k}", v.extent) for k, v in enumerate(found))
 
 
-def _table(
-    graph: ir.Graph, node: ir.Scatter, place: int, elements: ir.Reduction, position: Value, inner: tuple[Var, Var]
-) -> End:
-    """Sums for each entry over some rows and all columns, with nodes that add them up and to the table."""
-    elements, position, inner = _in_parts(elements, position, inner)
-    entry = ix.var("entry", graph.buffers[node.out].sizes[place])
-    others = tuple(v for v in elements.rvars if v not in inner)
-    loops = (*elements.vars, *others, entry)
-    buffer = _buffer(graph, ir.Derived(node.out, f"{ENTRY}_{inner[0].name}_{inner[1].name}"), loops)
-    selected = vs.call("eq", position, vs.index_value(entry.expr(), position.dtype))
-    one, zero = (vs.const(number, elements.value.dtype) for number in (1, 0))
-    right = vs.where(selected, one, zero)
-    first = ir.Reduction((buffer.name,), loops, inner, "sum", vs.call("mul", elements.value, right), node.origin)
-    return End(_contraction(first, elements.value, right), first, node.out, _added(graph, node, place, buffer, others, loops))
-
-
-def _in_parts(node: ir.Reduction, position: Value, inner: tuple[Var, Var]) -> tuple[ir.Reduction, Value, tuple[Var, Var]]:
-    """The sum with its rows cut into parts, of which there is one result each."""
-    rows, columns = inner
+def _in_parts(node: ir.Reduction, position: Value, rows: Var) -> tuple[ir.Reduction, Value, Var]:
+    """The sum with its rows cut into parts, and the loop over the rows of a part."""
     count = rows.extent.as_int() or 0
     most = next((most for most in ROWS_OF_PART if count % most == 0 and count > most), None)
     if most is None:
-        return node, position, inner
+        return node, position, rows
     part, row = ix.var(f"{rows.name}_part", ix.constant(count // most)), ix.var(f"{rows.name}_row", ix.constant(most))
     mapping: dict[Atom, Expr] = {rows: part.expr() * most + row.expr()}
     rvars = tuple(w for v in node.rvars for w in ((part, row) if v is rows else (v,)))
     made = replace(node, rvars=rvars, value=vs.substitute(node.value, mapping))
-    return made, vs.substitute(position, mapping), (row, columns)
+    return made, vs.substitute(position, mapping), row
 
 
-def _added(
-    graph: ir.Graph, node: ir.Scatter, place: int, buffer: ir.Buffer, others: Sequence[Var], loops: Sequence[Var]
-) -> SplitSum:
-    """The nodes that add up the sums of an entry, and add them to the table."""
-    kept = tuple(v for v in loops if v not in others)
-    *outer, entry = kept
-    index = list(node.index)
-    index[place] = entry.expr()
-    if not others:
-        scatter = ir.Scatter(node.out, node.target, kept, tuple(index), _load(buffer, kept), "add", None, node.origin)
-        return SplitSum((scatter,), (buffer,))
-    total = _buffer(graph, ir.Derived(node.out, f"{ENTRY}_total"), kept)
-    added = ir.Reduction((total.name,), kept, tuple(others), "sum", _load(buffer, loops), node.origin)
-    scatter = ir.Scatter(node.out, node.target, kept, tuple(index), _load(total, kept), "add", None, node.origin)
-    return SplitSum((added, scatter), (buffer, total))
+@dataclass(frozen=True, slots=True)
+class _Table:
+    """A table, whose entries are along the dimension `place`, and what is added to it; `new`: to zeros, which nobody else has."""
+
+    graph: ir.Graph
+    node: ir.Scatter
+    place: int
+    new: bool
+
+    def end(self, elements: ir.Reduction, position: Value, inner: tuple[Var, Var]) -> End:
+        """Sums for each entry over some rows and all columns, with nodes that add them up and to the table."""
+        what = ir.Derived(self.node.out, f"{ENTRY}_{inner[0].name}_{inner[1].name}")
+        elements, position, row = _in_parts(elements, position, inner[0])
+        inner = (row, inner[1])
+        entry = ix.var("entry", self.graph.buffers[self.node.out].sizes[self.place])
+        others = tuple(v for v in elements.rvars if v not in inner)
+        loops = (*elements.vars, *others, entry)
+        buffer = _buffer(self.graph, what, loops)
+        selected = vs.call("eq", position, vs.index_value(entry.expr(), position.dtype))
+        one, zero = (vs.const(number, elements.value.dtype) for number in (1, 0))
+        right = vs.where(selected, one, zero)
+        first = ir.Reduction((buffer.name,), loops, inner, "sum", vs.call("mul", elements.value, right), self.node.origin)
+        split = self._added(buffer, others, loops)
+        return End(_contraction(first, elements.value, right), first, self.node.out, split)
+
+    def _added(self, buffer: ir.Buffer, others: Sequence[Var], loops: Sequence[Var]) -> SplitSum:
+        """The nodes that add up the sums of an entry, and add them to the table."""
+        kept = tuple(v for v in loops if v not in others)
+        index = list(self.node.index)
+        index[self.place] = kept[-1].expr()
+        if self.new:
+            return self._made(buffer, others, loops, tuple(v for e in index for v in kept if e is v.expr()))
+        total = _buffer(self.graph, ir.Derived(self.node.out, f"{ENTRY}_total"), kept)
+        added = _added(total.name, kept, others, _load(buffer, loops), self.node.origin)
+        out, target, origin = self.node.out, self.node.target, self.node.origin
+        scatter = ir.Scatter(out, target, kept, tuple(index), _load(total, kept), "add", None, origin)
+        return SplitSum((added, scatter), (buffer, total))
+
+    def _made(self, buffer: ir.Buffer, others: Sequence[Var], loops: Sequence[Var], order: tuple[Var, ...]) -> SplitSum:
+        """The table, made of these sums and of nothing else."""
+        table = replace(self.graph.buffers[self.node.out], alias_of=None)
+        return SplitSum((_added(table.name, order, others, _load(buffer, loops), self.node.origin),), (buffer, table))
+
+
+def _added(out: str, loops: tuple[Var, ...], summed: Sequence[Var], value: Value, origin: ir.Origin) -> ir.Node:
+    """A sum, or the value itself where there is nothing to add up."""
+    if not summed:
+        return ir.Pointwise(out, loops, value, origin)
+    return ir.Reduction((out,), loops, tuple(summed), "sum", value, origin)
+
+
+def _is_of_zeros(graph: ir.Graph, reader: Reader, node: ir.Scatter) -> bool:
+    """Whether a table is zeros before, whose storage nobody else knows."""
+    maker, out = reader.makers.get(node.target), graph.buffers[node.out]
+    zeros = isinstance(maker, ir.Pointwise) and maker.value.op == "const" and maker.value.attr == 0
+    alone = reader.readers.get(node.target, []) == [node] and out.alias_of == node.target and out.offset == 0
+    shared = [b.name for b in graph.buffers.values() if b.alias_of in (node.target, node.out)]
+    results = {one.buffer for one in graph.outputs if isinstance(one, ir.TensorArg)}
+    return zeros and alone and shared == [node.out] and node.target not in results
 
 
 def one_hot(value: Value) -> bool:
