@@ -23,12 +23,9 @@ from kgen.ir.plan import Schedule
 from kgen.only import Only
 from tests.codegen import options_for, plan_of
 
-GPU = Only(
-    "triton_attention", lambda configs: configs[0],
-    also=("triton_attention_backward", "triton_attention_backward_scores", "triton_attention_backward_table",
-          "triton_attention_backward_values"),
-)  # fmt: skip
-CPU = Only("cpp_attention", lambda configs: configs[0], also=("cpp_attention_backward", "cpp_attention_backward_values"))
+GRADIENTS = ("", "_scores", "_table", "_values")
+GPU = Only("triton_attention", lambda configs: configs[0], also=tuple(f"triton_attention_backward{one}" for one in GRADIENTS))
+CPU = Only("cpp_attention", lambda configs: configs[0], also=tuple(f"cpp_attention_backward{one}" for one in GRADIENTS))
 
 
 def before_split(whole: GraphModule) -> GraphModule:
