@@ -8,7 +8,7 @@ into the entries of a table.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any, ClassVar
 
 import torch
@@ -71,6 +71,12 @@ class AttentionBackward(_Recomputing):
     R, O = operand("b", "n", "e"), result("b", "m", "e")  # noqa: E741
     BLOCK_M, BLOCK_N, BLOCK_D, BLOCK_V, BLOCK_E = knob(192, 96), knob(128), knob(64), knob(64), knob(64)
     _slot = "dscores"
+
+    def facts(self, problems: Sequence[Problem], config: Config) -> str:
+        """Whether scores' gradients are added up as they are."""
+        [problem] = problems
+        factor = bare_number(problem.inputs["R"].value)
+        return "true" if problem.size("e") == 1 and factor.op == "const" and factor.attr == 1 else "false"
 
 
 @template(

@@ -26,9 +26,11 @@
 
 namespace kgen {
 
-// `d` and `v`: elements of a row of each pair; v < 0: there is no second pair.
+// `d` and `v`: elements of a row of each pair; v < 0: there is no second pair. `sums`: the last operand is 1, and e is 1: scores are
+// added up as they are.
 struct RecomputedShape {
   int64_t b, m, n, e, d, v;
+  bool sums = false;
 };
 
 // The operands of one batch. `data`: addresses of memory, as AttentionOperands has them, of the right operands, and of the last one.
@@ -245,14 +247,31 @@ class RecomputedRun {
       make_scores(own, strip.r, padded, p, columns_of(own, i) + right_at_[p] + begin / P * panel(p), count);
     }
     all_.score(all_.self, own.b, strip.m, span.begin, strip.rows, count, own.scores[0], own.scores[1], score_ld_);
-    for (int64_t r = 0; r < padded; ++r) pack_made(own.scores[0] + r * score_ld_, count, place_of_row(own, r, padded));
     const bool first = !own.started[strip.r];
     own.started[strip.r] = 1;
+    if (shape_.sums) {
+      for (int64_t r = 0; r < strip.rows; ++r) {
+        Acc* const result = own.results + (strip.r + r) * result_ld_;
+        *result = (first ? Acc(0) : *result) + sum_of(own.scores[0] + r * score_ld_, count);
+      }
+      return;
+    }
+    for (int64_t r = 0; r < padded; ++r) pack_made(own.scores[0] + r * score_ld_, count, place_of_row(own, r, padded));
     const Word* const last = columns_of(own, i) + begin / E * P;
     Acc* const results = own.results + strip.r * result_ld_;
     for (int64_t e = 0; e < shape_.e; e += P) {
       multiply_panel<U>(own.made, last + e / P * last_panel_, words_of<U>(count), results + e, result_ld_, padded, first);
     }
+  }
+
+  KGEN_FN static Acc sum_of(const Acc* from, int64_t count) {
+    V total = splat<L>(Acc(0));
+    int64_t n = 0;
+    for (; n + L <= count; n += L) total = add_(total, load<L>(from + n, Full<L>{}));
+    Acc sum = 0;
+    for (; n < count; ++n) sum += from[n];
+    KGEN_UNROLL for (int l = 0; l < L; ++l) sum += total[l];
+    return sum;
   }
 
   void make_scores(const Thread& own, int64_t r, int64_t padded, int p, const Word* right, int64_t count) const {
