@@ -194,6 +194,14 @@ def t5_buckets(q: Tensor, k: Tensor, v: Tensor, table: Tensor) -> Tensor:
     return (s + F.embedding(bucket, table).permute(2, 0, 1)).float().softmax(-1).type_as(s) @ v
 
 
+def indexed(q: Tensor, k: Tensor, v: Tensor, table: Tensor) -> Tensor:
+    """A bias for each head and distance, read by an index."""
+    s = _scores(q, k)
+    rows, columns = _positions(s)
+    half = table.shape[1] // 2
+    return (s + table[:, (columns - rows).clamp(-half, half - 1) + half]).softmax(-1) @ v
+
+
 LEARNED = {
     "bias of heads": Spelling(biased, [lambda n: _random(7, 4, n, n)], learned=True),
     "causal bias": Spelling(causal_and_biased, [lambda n: _random(7, 4, n, n)], learned=True),
@@ -205,4 +213,5 @@ LEARNED = {
     "scale of queries": Spelling(query_scaled, [lambda n: _random(9, 2, 4, n)], learned=True),
     "softcap": Spelling(learned_softcap, [lambda n: _random(3, 1)], learned=True),
     "buckets": Spelling(t5_buckets, [lambda n: _random(5, BUCKETS, 4)], learned=True),
+    "indexed table": Spelling(indexed, [lambda n: _random(5, 4, 24)], learned=True),
 }

@@ -69,8 +69,6 @@ def ends_of(graph: ir.Graph, reader: Reader, node: ir.Node, program: Program) ->
     kind = _kind(program)
     if ir.is_contraction(node):
         yield from [End(node, node, node.out)] if kind == "product" else ()
-    elif isinstance(node, ir.Reduction) and kind == "product" and (joined := _of_contraction(reader, node)) is not None:
-        yield End(joined, node, node.outs[0])
     elif not _is_of_several(program):
         return
     elif isinstance(node, ir.Reduction) and kind != "table":
@@ -100,22 +98,6 @@ def _reads_contractions(reader: Reader, value: Value) -> bool:
     """Whether a value depends on several contractions element by element."""
     makers = {load.attr[0]: reader.makers.get(load.attr[0]) for load in vs.loads([reader.inlined(value)])}
     return sum(node is not None and ir.is_contraction(node) for node in makers.values()) > 1
-
-
-def _of_contraction(reader: Reader, node: ir.Reduction) -> ir.Contraction | None:
-    """The contraction that a sum of what a contraction makes is, as of heads that share keys; None where it is no such sum."""
-    load = reader.inlined(node.value)
-    while load.op in ("cast", "round_to") and load.dtype.is_floating_point:
-        [load] = load.args
-    maker = reader.makers.get(load.attr[0]) if load.op == "load" and not load.args else None
-    if node.op != "sum" or maker is None or not ir.is_contraction(maker) or maker.scale is not None or maker.addend is not None:
-        return None
-    own = {v: ix.var(f"{maker.out}_{v.name}", v.extent) for v in maker.reduced}
-    mapping: dict[Atom, Expr] = dict(zip(maker.out_vars, load.attr[1], strict=True))
-    mapping |= {v: w.expr() for v, w in own.items()}
-    left, right = vs.substitute_all([maker.lhs, maker.rhs], mapping)
-    loops = (*node.rvars, *own.values())
-    return replace(maker, out=node.outs[0], out_vars=node.vars, reduced=loops, lhs=left, rhs=right, vendor=None, stored=())
 
 
 # ---- sums -------------------------------------------------------------------------------------------------------------
@@ -213,7 +195,7 @@ def _multiple(value: Value, load: Value, element: Value) -> Value | None:
 def _tables(graph: ir.Graph, reader: Reader, node: ir.Scatter) -> Iterator[End]:
     """What is added to entries of a table, as sums over elements with a 1 where their entry is."""
     place = _place_of_entry(graph, node)
-    if place is None or not node.value.dtype.is_floating_point or graph.buffers[node.out].dtype is not torch.float32:
+    if place is None or not node.value.dtype.is_floating_point or graph.buffers[node.out].dtype not in SPLIT:
         return
     [kept, entry] = [tuple(v for k, e in enumerate(node.index) for v in ix.free_atoms(e) if k != place), node.index[place]]
     others = tuple(v for v in node.vars if v in kept)

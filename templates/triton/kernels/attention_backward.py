@@ -35,6 +35,8 @@ DOTS = {(64, 64, 4): 0.28, (64, 32, 4): 0.26, (128, 64, 8): 0.2, (64, 64, 8): 0.
 OTHER_DOTS, LAUNCH = 0.1, 4e-6
 
 
+# The same where a tile's scores are added to sums of entries, which need registers of their own.
+TILES_OF_ENTRIES = {192: TILES[192], 384: ((64, 32, 4, 2), (32, 16, 4, 2)), 768: TILES[768]}
 # Entries of a table, of which each row of a tile has a sum in registers; and these sums of a thread.
 ENTRIES, SUMS_OF_THREAD = 256, 64
 # Sides of tiles of scores below which more of a tile lies past an end than inside.
@@ -56,6 +58,7 @@ class _Recomputing(KernelTemplate):
 
     longest: ClassVar = {"d": LONGEST, "v": LONGEST}
     _of_scores: ClassVar[bool] = False
+    _tiles: ClassVar = TILES
 
     def refuse(self, problem: Problem) -> str | None:
         kinds = {one.dtype for one in problem.inputs.values()}
@@ -71,7 +74,7 @@ class _Recomputing(KernelTemplate):
         heads = {f"BLOCK_{axis.upper()}": _padded(problem, axis) for axis in self.longest}
         total = sum(heads[f"BLOCK_{axes[-1].upper()}"] for axes in _matrices(problem).values())
         wide = total * max(1, problem.main_dtype.itemsize // 2)
-        table = next((rows for most, rows in TILES.items() if wide <= 2 * most), TILES[768])
+        table = next((rows for most, rows in self._tiles.items() if wide <= 2 * most), self._tiles[768])
         for m, n, warps, stages in table:
             yield {"BLOCK_M": m, "BLOCK_N": n, **heads, "WARPS": warps, "STAGES": stages}
 
@@ -180,7 +183,7 @@ class AttentionBackwardTable(_Recomputing):
     BLOCK_D, BLOCK_V, BLOCK_C = knob(64, 16, 32, 128, 256), knob(64, 16, 32, 128, 256), knob(32, 16, 64, 128, 256)
     WARPS, STAGES = knob(4, 8), knob(2, 1)
     longest: ClassVar = {"d": LONGEST, "v": LONGEST, "c": ENTRIES}
-    _of_scores = True
+    _of_scores, _tiles = True, TILES_OF_ENTRIES
 
     def facts(self, problems: Sequence[Problem], config: Config) -> Facts:
         return Facts(config.BLOCK_D, config.BLOCK_V, c=config.BLOCK_C)
@@ -220,7 +223,8 @@ def _shared(problem: Problem, config: Config) -> int:
     """Tiles of rows once, those of columns for each stage, and what is multiplied last."""
     rows, columns = (_row_bytes(problem, config, axis) for axis in "mn")
     made = config.BLOCK_M * config.BLOCK_N * problem.main_dtype.itemsize
-    return config.BLOCK_M * rows + config.BLOCK_N * columns * config.STAGES + made
+    times = config.STAGES if "r" in problem.loops else 1  # where batches come one by one, rows do
+    return config.BLOCK_M * rows * times + config.BLOCK_N * columns * config.STAGES + made
 
 
 def _registers(problem: Problem, config: Config) -> int:

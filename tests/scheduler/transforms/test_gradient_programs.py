@@ -310,23 +310,6 @@ def test_an_entry_outside_of_a_table_is_found() -> None:
         evaluate_graph(made, args)
 
 
-def test_heads_that_share_keys_are_part_of_the_sum() -> None:
-    def function(q: Tensor, k: Tensor, v: Tensor, g: Tensor, lse: Tensor, delta: Tensor) -> tuple[Tensor, ...]:
-        wide = k.repeat_interleave(3, 1), v.repeat_interleave(3, 1)
-        weights = torch.exp(q @ wide[0].mT * 0.25 - lse[..., None])
-        ds = weights * (g @ wide[1].mT - delta[..., None])
-        dk, dv = ((one.mT @ other).unflatten(1, (1, 3)).sum(2) for one, other in ((ds, q), (weights, g)))
-        return ds @ wide[0], dk, dv
-
-    q, k, v, *rest = inputs()
-    args = [q, k[:, :1], v[:, :1], *rest]
-    graph = lowered(function, args)
-    nodes = assert_same(graph, recognised(graph, PROGRAMS), args, function)
-    made = [node.operator for node in nodes if isinstance(node, ir.Operation)]
-    assert sorted(made) == sorted([GRADIENT.operator] * 2 + [WEIGHTED.operator])
-    assert not any(isinstance(node, ir.Reduction) or ir.is_contraction(node) for node in nodes)
-
-
 def test_gradients_that_read_two_elements_of_the_scores_are_none() -> None:
     def function(q: Tensor, k: Tensor, v: Tensor, g: Tensor, lse: Tensor, delta: Tensor) -> Tensor:
         s = q @ k.mT
