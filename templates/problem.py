@@ -74,8 +74,8 @@ class Input:
         if condition.op != "eq" or len(own) != 1:
             return None
         found = [one for one in condition.args if own[0] not in one.variables()]
-        places = [one for one in condition.args if one.op == "index" and one.attr is own[0].expr()]
-        return found[0] if len(found) == len(places) == 1 else None
+        own_index = [one for one in condition.args if one.op == "index" and one.attr is own[0].expr()]
+        return found[0] if len(found) == len(own_index) == 1 else None
 
 
 def bare_number(value: Value) -> Value:

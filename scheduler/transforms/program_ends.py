@@ -1,5 +1,5 @@
-"""Where programs end: at a contraction, at a sum, which is a contraction with the number 1, or at a sum into entries of a table,
-which is a contraction with a 1 for each element where its entry is.
+"""Where programs end: at a contraction; at a sum, which is a contraction with the number 1; or at a sum into entries of a
+table, which is a contraction with a 1 for each element where its entry is.
 
     bias[h, m, n] = sum over b of f(scores[b, h, m, n], ...)          a contraction over b with 1
     slope[h] = sum over b, m, n of f(scores[b, h, m, n], ...)         row[b, h, m] = sum over n, then slope[h] = sum over b, m
@@ -13,7 +13,7 @@ one number for each row, or of one table for some rows.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import permutations
 
@@ -61,14 +61,14 @@ class End:
 
 def by_preference(programs: Iterable[Program]) -> list[Program]:
     """Programs that make less of the same elements first."""
-    return sorted(programs, key=lambda one: ("product", "table", "sum").index(_kind(one)))
+    return sorted(programs, key=lambda one: ("contraction", "table", "sum").index(_kind(one)))
 
 
 def ends_of(graph: ir.Graph, reader: Reader, node: ir.Node, program: Program) -> Iterator[End]:
     """What a node may be to a program. Sums of a function of one contraction are reduced on its tiles, and none."""
     kind = _kind(program)
     if ir.is_contraction(node):
-        yield from [End(node, node, node.out)] if kind == "product" else ()
+        yield from [End(node, node, node.out)] if kind == "contraction" else ()
     elif not _is_of_several(program):
         return
     elif isinstance(node, ir.Reduction) and kind != "table":
@@ -78,14 +78,14 @@ def ends_of(graph: ir.Graph, reader: Reader, node: ir.Node, program: Program) ->
 
 
 def _kind(program: Program) -> str:
-    """What the last step is: a ``product`` with an operand that has an axis of its own; a ``sum``, with one that has none; or a
+    """What the last step is: a ``contraction`` with an operand that has an axis of its own; a ``sum``, with one that has none; or a
     ``table``, with one that has all axes of the other factor, and one of its own."""
     last = program.steps[-1]
     assert isinstance(last, Contract)
     left, right = (set(program.axes_of(ref)) for ref in last.reads)
     if right <= left:
         return "sum"
-    return "table" if left < right and isinstance(last.left, str) else "product"
+    return "table" if left < right and isinstance(last.left, str) else "contraction"
 
 
 def _is_of_several(program: Program) -> bool:
@@ -113,7 +113,7 @@ def _sums(graph: ir.Graph, reader: Reader, node: ir.Reduction, whole: bool) -> I
     one = vs.const(1, node.value.dtype)
     yield End(_contraction(node, node.value, one), node, node.outs[0])
     if len(node.rvars) > 1 and graph.buffers[node.outs[0]].dtype in SPLIT and not whole:
-        for loop in sorted(node.rvars[::-1], key=lambda v: -(v.extent.as_int() or 0)):
+        for loop in sorted(node.rvars, key=lambda v: v.extent.as_int() or 0, reverse=True):
             yield _split(graph, node, loop)
 
 
@@ -264,7 +264,7 @@ def _in_parts(node: ir.Reduction, position: Value, rows: Var) -> tuple[ir.Reduct
 
 @dataclass(frozen=True, slots=True)
 class _Table:
-    """A table, whose entries are along the dimension `place`, and what is added to it; `new`: to zeros, which nobody else has."""
+    """A table, whose entries are along the dimension `place`, and what is added to it; `new`: to zeros that nobody has."""
 
     graph: ir.Graph
     node: ir.Scatter

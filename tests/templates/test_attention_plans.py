@@ -25,8 +25,8 @@ from tests.templates.triton.test_triton_attention import edges_of, problem_of
 
 LENGTH, HEAD = 96, 16
 # Kernels of forward and of backward on a GPU, where templates take both: backward has one for values, one for queries and keys,
-# and the sums of rows. Gradients of heads that share keys are added up in one more, and so are those of a sink; those of a table
-# have two. On CPUs no launch is saved: queries and keys have one each.
+# and the sums of rows. Gradients of heads that share keys are added up in one more, and so are those of a sink; a table has two
+# more. On CPUs no launch is saved: queries and keys have one each.
 TAKEN = {
     "GPT-2": (1, 3), "BERT": (1, 3), "ALiBi": (1, 3), "softcap": (1, 3), "sliding window": (1, 3), "prefix": (1, 3),
     "documents": (1, 3), "grouped heads": (1, 4), "sink": (1, 4), "T5": (1, 5),
@@ -36,9 +36,9 @@ TAKEN = {
 # Kernels of backward on a GPU where what the scores' function reads has a gradient: sums along rows or columns are part of the
 # launch for queries and keys, of tables and biases there is a kernel. What is summed besides is added up in one more.
 OF_LEARNED = {
-    "bias of heads": (4, "_scores"), "causal bias": (4, "_scores"), "one bias": (4, "_scores"), "mask of the library": (4, "_scores"),
-    "slopes": (4, ""), "bias of keys": (3, ""), "bias of keys for all heads": (4, ""), "scale of queries": (3, ""),
-    "softcap": (4, ""), "buckets": (5, "_table"), "indexed table": (5, "_table"),
+    "bias of heads": (4, "_scores"), "causal bias": (4, "_scores"), "one bias": (4, "_scores"),
+    "mask of the library": (4, "_scores"), "slopes": (4, ""), "bias of keys": (3, ""), "bias of keys for all heads": (4, ""),
+    "scale of queries": (3, ""), "softcap": (4, ""), "buckets": (5, "_table"), "indexed table": (5, "_table"),
 }  # fmt: skip
 
 

@@ -2,8 +2,8 @@
 stores any. What becomes of a score and of the gradient of its weight is a slot's. Each sum is one thread's, in one order.
 
 One template makes the gradients of queries and of keys, whose program is the same with rows and columns exchanged, and sums of
-scores' gradients along one of these; one makes that of values, one the sum of scores' gradients over batches, and one their sums
-into the entries of a table.
+scores' gradients along one of these. One makes that of values, one the sum of scores' gradients over batches, and one their
+sums into the entries of a table.
 """
 
 from __future__ import annotations

@@ -39,7 +39,7 @@ OTHER_DOTS, LAUNCH = 0.1, 4e-6
 TILES_OF_ENTRIES = {192: TILES[192], 384: ((64, 32, 4, 2), (32, 16, 4, 2)), 768: TILES[768]}
 # Entries of a table, of which each row of a tile has a sum in registers; and these sums of a thread.
 ENTRIES, SUMS_OF_THREAD = 256, 64
-# Sides of tiles of scores below which more of a tile lies past an end than inside.
+# Rows or columns below which most of the smallest tile is past an end.
 LEAST_SIDE = 16
 
 
@@ -107,8 +107,8 @@ class _Recomputing(KernelTemplate):
     name="triton_attention_backward",
 )
 class AttentionBackward(_Recomputing):
-    """O[b, m, e] = sum over n of dscores(Q[b, m, :] K[b, n, :], G[b, m, :] V[b, n, :]) R[b, n, e]. With one e that is a sum along
-    rows, which no matrix units make."""
+    """O[b, m, e] = sum over n of dscores(Q[b, m, :] K[b, n, :], G[b, m, :] V[b, n, :]) R[b, n, e]. With one e it is a
+    sum along rows, which no matrix units make."""
 
     Q, K, G, V = operand("b", "m", "d"), operand("b", "n", "d"), operand("b", "m", "v"), operand("b", "n", "v")
     R, O = operand("b", "n", "e"), result("b", "m", "e")  # noqa: E741
@@ -204,7 +204,7 @@ def _is_sum(problem: Problem) -> bool:
 
 
 def _padded(problem: Problem, axis: str) -> int:
-    """Elements of a tile along an axis of heads. A sum has the tiles of gradients of queries and keys, for they are one launch."""
+    """Elements of a tile along an axis of heads. A sum has the tiles of gradients of queries and keys: they are one launch."""
     return padded_length(problem.size("d" if axis == "e" and _is_sum(problem) else axis))
 
 
