@@ -78,8 +78,8 @@ def ends_of(graph: ir.Graph, reader: Reader, node: ir.Node, program: Program) ->
 
 
 def _kind(program: Program) -> str:
-    """What the last step is: a ``contraction`` with an operand that has an axis of its own; a ``sum``, with one that has none; or a
-    ``table``, with one that has all axes of the other factor, and one of its own."""
+    """What the last step is: a ``contraction`` with an operand that has an axis of its own; a ``sum``, with one that has none;
+    or a ``table``, with one that has all axes of the other factor, and one of its own."""
     last = program.steps[-1]
     assert isinstance(last, Contract)
     left, right = (set(program.axes_of(ref)) for ref in last.reads)

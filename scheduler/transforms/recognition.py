@@ -55,12 +55,19 @@ MOST_CANDIDATES = 6
 @dataclass(frozen=True, slots=True)
 class Recognised:
     """A place where a program stands: the node that may take the place of whoever makes `out`. What it makes besides is
-    `shared`. Where `split`, it makes a part of it, and other nodes the rest."""
+    `shared`. Where `split`, it makes a part of it, and other nodes the rest. Where it needs other programs beside it, so that
+    nobody reads what its contractions make, `beside` are their names and its own."""
 
     out: str
     operation: ir.Operation
     shared: tuple[Shared, ...] = ()
     split: SplitSum | None = None
+    beside: frozenset[str] = frozenset()
+
+    @property
+    def name(self) -> str:
+        """By which it is decided about."""
+        return ir.outs(self.operation)[0]
 
     @property
     def nodes(self) -> tuple[ir.Node, ...]:
@@ -82,7 +89,7 @@ class Recognition(Transform):
     def apply(self, draft: Draft) -> None:
         found = _search(draft.graph, draft.options)
         draft.verdicts += found.refused
-        open_ = [place for place in found.standing if draft.decisions.is_open(PROGRAM, ir.outs(place.operation)[0])]
+        open_ = _with_those_beside([one for one in found.standing if draft.decisions.is_open(PROGRAM, one.name)])
         if open_:
             draft.graph = applied(draft.graph, *open_)
             draft.nodes = draft.graph.nodes
@@ -154,6 +161,12 @@ def _searched(graph: ir.Graph, options: Options) -> _Found:
         else:
             found.refused.append(Verdict(place.out, "", Outcome.UNPROFITABLE, apart))
     return found
+
+
+def _with_those_beside(places: Sequence[Recognised]) -> list[Recognised]:
+    """The programs without those that need others, which are not there: what these need would be stored, and made again."""
+    names = {one.name for one in places}
+    return [one for one in places if one.beside <= names]
 
 
 def _is_short(operation: ir.Operation, kind: str) -> bool:
@@ -302,7 +315,9 @@ def _together(left: list[_Fitting]) -> list[Recognised]:
         gone = first[0].gone_with(first)
         refused = next((one for one in first if one.kept(gone)), None)
         if refused is None:
-            return [one.recognised(gone) for one in first] if any(not one.end.is_sum for one in first) else []
+            found = [one.recognised(gone) for one in first] if any(not one.end.is_sum for one in first) else []
+            names = frozenset(one.name for one in found)
+            return [replace(one, beside=names) for one in found]
         _miss_of_reader(refused, refused.kept(gone))
         left = [one for one in left if one is not refused]
     return []

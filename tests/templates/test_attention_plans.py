@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -18,7 +19,7 @@ from kgen.ir.verify import verify
 from kgen.only import only
 from kgen.scheduler.analysis.memory import writes
 from kgen.scheduler.transforms.subgraph_extraction import extract_subgraph
-from tests.attention_plans import training_plans
+from tests.attention_plans import GPU, training_plans
 from tests.attention_spellings import LEARNED, SPELLINGS, Spelling
 from tests.scheduler.selection.test_safe_choices import planned
 from tests.templates.triton.test_triton_attention import edges_of, problem_of
@@ -92,6 +93,15 @@ def test_gradients_of_what_scores_are_made_of_store_no_scores(name: str, gpu: bo
     heads = 5 if kind == "_scores" else 2
     assert not matrices(forward, heads)
     assert not matrices(backward, heads)
+
+
+@pytest.mark.parametrize(("name", "kind"), [("bias of heads", "_scores"), ("buckets", "_table")])
+def test_where_no_template_sums_scores_others_do_not_recompute_them(name: str, kind: str) -> None:
+    """They are stored for the sum, from where the others read them."""
+    known = replace(GPU, also=tuple(one for one in GPU.also if not one.endswith(kind)))
+    _, backward = training_plans(LEARNED[name].function, *arguments(LEARNED[name]), only=known)
+    assert not any("attention" in one for one in templates(backward))
+    assert matrices(backward, 8)
 
 
 @pytest.mark.parametrize("gpu", [True, pytest.param(False, marks=pytest.mark.slow)])
