@@ -54,10 +54,6 @@ class End:
     out: str
     split: SplitSum | None = None
 
-    @property
-    def is_sum(self) -> bool:
-        return isinstance(self.node, ir.Reduction)
-
 
 def by_preference(programs: Iterable[Program]) -> list[Program]:
     """Programs that make less of the same elements first."""
@@ -73,8 +69,8 @@ def ends_of(graph: ir.Graph, reader: Reader, node: ir.Node, program: Program) ->
         return
     elif isinstance(node, ir.Reduction) and kind != "table":
         yield from _sums(graph, reader, node, whole=kind == "sum")
-    elif isinstance(node, ir.Scatter) and kind == "table":
-        yield from _tables(graph, reader, node)
+    elif kind == "table":
+        yield from _tables(graph, reader, node) if isinstance(node, ir.Scatter) else _parts_of_table(node)
 
 
 def _kind(program: Program) -> str:
@@ -212,6 +208,12 @@ def _tables(graph: ir.Graph, reader: Reader, node: ir.Scatter) -> Iterator[End]:
     for rows, columns in permutations(sorted(elements.rvars, key=lambda v: -(v.extent.as_int() or 0)), 2):
         table = _Table(graph, node, place, _is_of_zeros(graph, reader, node))
         yield table.end(elements, position, (rows, columns))
+
+
+def _parts_of_table(node: ir.Node) -> Iterator[End]:
+    """A sum that is a part of such a table, where it is made without a program."""
+    if isinstance(node, ir.Reduction) and node.op == "sum" and node.value.op == "mul" and one_hot(node.value.args[1]):
+        yield End(_contraction(node, *node.value.args), node, node.outs[0])
 
 
 def _place_of_entry(graph: ir.Graph, node: ir.Scatter) -> int | None:

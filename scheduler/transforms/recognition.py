@@ -298,7 +298,7 @@ def _standing(found: Sequence[_Fitting]) -> list[Recognised]:
     """The first operation for each contraction that may stand: alone, or together with those of other contractions."""
     made: dict[str, Recognised] = {}
     for one in found:
-        if one.out in made or one.end.is_sum:
+        if one.out in made:
             continue
         gone = one.gone_with([one])
         if not one.kept(gone):
@@ -308,14 +308,13 @@ def _standing(found: Sequence[_Fitting]) -> list[Recognised]:
 
 def _together(left: list[_Fitting]) -> list[Recognised]:
     """Those of which the other contractions are needed by nobody else but each other: programs may have some in common, such as
-    scores in the gradients of both operands. When one does not stand, the others are looked at again. Sums stand beside
-    contractions only: elsewhere tiles of the contraction that is summed are reduced."""
+    scores in the gradients of both operands. When one does not stand, the others are looked at again."""
     while left:
         first = list({one.out: one for one in reversed(left)}.values())
         gone = first[0].gone_with(first)
         refused = next((one for one in first if one.kept(gone)), None)
         if refused is None:
-            found = [one.recognised(gone) for one in first] if any(not one.end.is_sum for one in first) else []
+            found = [one.recognised(gone) for one in first]
             names = frozenset(one.name for one in found)
             return [replace(one, beside=names) for one in found]
         _miss_of_reader(refused, refused.kept(gone))

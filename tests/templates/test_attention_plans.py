@@ -130,6 +130,20 @@ def test_gradients_in_one_launch_are_a_graph_of_their_own() -> None:
     assert len(alone.outputs) == 2
 
 
+@pytest.mark.parametrize("name", ["bias of heads", "slopes", "buckets"])
+def test_sums_of_scores_are_graphs_of_their_own(name: str) -> None:
+    """What they replace makes the same, without the nodes that add up the rest."""
+    _, backward = training_plans(LEARNED[name].function, *arguments(LEARNED[name]))
+    steps = [one for one in backward.kernels if any("attention" in str(k.choice) for k in members(one))]
+    assert len(steps) == 2 + (name != "slopes")
+    for step in steps:
+        alone = extract_subgraph(backward.graph, step)
+        assert alone is not None
+        verify(alone, "schedule")
+        assert not any(isinstance(node, ir.Operation) for node in alone.nodes)
+        assert len(alone.outputs) == len(list(members(step)))
+
+
 def test_a_sinks_column_comes_first() -> None:
     """So the columns that a causal mask keeps are one run: no tile behind the diagonal is made."""
     problem, configs = problem_of(SPELLINGS["sink"].function, *SPELLINGS["sink"].arguments(256, HEAD, torch.bfloat16))

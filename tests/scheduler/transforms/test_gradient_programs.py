@@ -259,9 +259,23 @@ def test_a_sum_that_is_squared_before_it_is_summed_again_is_stored_first() -> No
     assert sorted(made) == sorted([GRADIENT.operator, OVER_BATCHES.operator])
 
 
-def test_sums_of_two_matmuls_without_a_gradient_stay_with_their_tiles() -> None:
-    graph = lowered(lambda *args: scores_gradient(*args)[0].sum(-1), inputs())
-    assert not recognised(graph, [*PROGRAMS, *SUMMING])
+@pytest.mark.parametrize("name", SUMS)
+def test_sums_are_programs_without_other_gradients_as_well(name: str) -> None:
+    """As where one is measured, which replaces nodes that make the same."""
+    function, operator = SUMS[name]
+
+    def alone(*args: Tensor) -> Tensor:
+        return function(*args)[1]
+
+    graph = lowered(alone, inputs())
+    [*_, place] = recognised(graph, [*PROGRAMS, *SUMMING])
+    assert place.operation.operator == operator
+    assert_same(graph, [place], inputs(), alone)
+    graph.nodes = list(place.operation.replaces)
+    graph.buffers |= {one.name: one for one in (place.split.buffers if place.split else ())}
+    [*_, again] = recognised(graph, [*PROGRAMS, *SUMMING])
+    assert again.name == place.name
+    assert again.operation.operator == operator
 
 
 def test_a_table_of_many_entries_has_no_sum_for_each() -> None:
