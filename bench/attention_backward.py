@@ -16,7 +16,7 @@ from bench.attention import Pattern, by_flex, by_library
 from bench.contenders import copy_of
 from bench.matmuls import Given
 
-TEMPLATES = ("triton_attention_backward", "triton_attention_backward_values")
+TEMPLATES = tuple(f"triton_attention_backward{kind}" for kind in ("", "_values", "_scores", "_table"))
 # Of a backward pass and its forward pass: contractions that are computed in place of forward's two, recomputed ones included.
 CONTRACTIONS = (2 + 5) / 2
 
@@ -33,6 +33,30 @@ def _flex_bias(bias: Tensor) -> Callable[..., Tensor]:
     return lambda s, b, h, m, n: s + bias[h, m, n]
 
 
+def causal_and_biased(q: Tensor, k: Tensor, v: Tensor, bias: Tensor) -> Tensor:
+    return attention.causal_scores(attention.scaled(q, k) + bias).softmax(-1) @ v
+
+
+def sloped(q: Tensor, k: Tensor, v: Tensor, slopes: Tensor) -> Tensor:
+    """ALiBi with learnt slopes."""
+    s = attention.scaled(q, k)
+    rows, columns = attention.positions(s)
+    return attention.causal_scores(s + slopes[:, None, None] * (columns - rows)).softmax(-1) @ v
+
+
+def _flex_slopes(slopes: Tensor) -> Callable[..., Tensor]:
+    return lambda s, b, h, m, n: s + slopes[h] * (n - m)
+
+
+def key_biased(q: Tensor, k: Tensor, v: Tensor, bias: Tensor) -> Tensor:
+    """A learnt number for each head and key, the same for all batches."""
+    return (attention.scaled(q, k) + bias[:, None, :]).softmax(-1) @ v
+
+
+def _flex_keys(bias: Tensor) -> Callable[..., Tensor]:
+    return lambda s, b, h, m, n: s + bias[h, n]
+
+
 PATTERNS = (
     attention.HALF("train causal 128", attention.causal, (4, 16, 4096, 4096, 128), library=by_library(),
                    flex=attention.flex_causal, quick=True),
@@ -43,6 +67,11 @@ PATTERNS = (
     attention.of("train bias", biased, (8, 12, 1024, 1024, 64), Given((12, 1024, 1024)), flex=by_flex(_flex_bias), quick=True),
     attention.of("train T5", attention.t5, (8, 12, 1024, 1024, 64), Given((12, attention.BUCKETS)),
                  flex=by_flex(attention._flex_table, scale=1.0)),
+    attention.HALF("train causal bias", causal_and_biased, (8, 12, 1024, 1024, 64), Given((12, 1024, 1024)),
+                   flex=by_flex(_flex_bias, attention._flex_causal)),
+    attention.HALF("train slopes", sloped, (2, 16, 2048, 2048, 128), Given((16,)),
+                   flex=by_flex(_flex_slopes, attention._flex_causal), quick=True),
+    attention.of("train key bias", key_biased, (8, 12, 1024, 1024, 64), Given((12, 1024)), flex=by_flex(_flex_keys)),
     attention.HALF("train grouped", attention.grouped, (2, 32, 2048, 2048, 128), shared=attention.SHARED,
                    library=by_library(gqa=True), flex=by_flex(mask=attention._flex_causal, gqa=True)),
 )  # fmt: skip
@@ -141,7 +170,7 @@ def _recomputed(how: Scores, *args: Tensor) -> tuple[Tensor, Tensor]:
 def _operands(how: Scores, *args: Tensor) -> tuple[Tensor, ...]:
     q, k, *_ = args
     ds = _recomputed(how, *args)[1].to(q.dtype)
-    return ds @ k, ds.mT @ q
+    return ds @ k, ds.mT @ q, ds.sum(-1)
 
 
 def _values(how: Scores, *args: Tensor) -> tuple[Tensor, ...]:
@@ -149,9 +178,28 @@ def _values(how: Scores, *args: Tensor) -> tuple[Tensor, ...]:
     return (_recomputed(how, *args)[0].to(q.dtype).mT @ g,)
 
 
+def _entries(how: Scores, *args: Tensor) -> tuple[Tensor, ...]:
+    """With the gradient of a table of distances."""
+    ds = _recomputed(how, *args)[1].to(args[0].dtype)
+    rows, columns = attention.positions(ds)
+    entry = (columns - rows).clamp(-30, 29) + 30
+    table = torch.ops.aten.embedding_dense_backward(ds.sum(0).permute(1, 2, 0), entry, 60, -1, False)
+    return ds @ args[1], table
+
+
+def _batches(how: Scores, *args: Tensor) -> tuple[Tensor, ...]:
+    """With the gradient of a bias that batches share."""
+    ds = _recomputed(how, *args)[1].to(args[0].dtype)
+    return ds @ args[1], ds.sum(0)
+
+
+KINDS = {"": _operands, "_values": _values, "_scores": _batches, "_table": _entries}
+
+
 def written_out(how: Scores, template: str) -> Callable[..., tuple[Tensor, ...]]:
-    """The gradients that a template makes: of queries and keys, or of values. Arguments are those of `saved`."""
-    of = _values if template.endswith("values") else _operands
+    """The gradients that a template makes: of queries and keys, of values, or of what is added to scores, which is nobody's
+    without the first one. Arguments are those of `saved`."""
+    of = KINDS[template.removeprefix(TEMPLATES[0])]
 
     def gradients(*args: Tensor) -> tuple[Tensor, ...]:
         return of(how, *args)

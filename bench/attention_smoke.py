@@ -17,6 +17,7 @@ from bench.gpu_timing import relative_error
 from bench.matmuls import Given
 from bench.smoke import Check, Task
 from kgen.only import Pick, only
+from kgen.templates import registry
 
 # Largest relative error, by norms, and largest of an element against the largest number.
 TOLERANCE, ELEMENT = 0.01, 0.03
@@ -152,12 +153,18 @@ def _checked(case: Case, template: str) -> Check:
     want = tuple(made.double() for made in results(function(*exact)))
 
     def call(pick: Pick) -> str:
-        with only(template, pick):
+        with only(template, _of(template, pick), also=attention_backward.TEMPLATES if case.gradients else ()):
             got = torch.compile(copy_of(function), backend="kgen", fullgraph=True, options={"cache": False})(*args)
         wrong = (_difference(one.double(), other) for one, other in zip(results(got), want, strict=True))
         return "; ".join(filter(None, wrong))
 
     return call
+
+
+def _of(template: str, pick: Pick) -> Pick:
+    """Others beside the template have the first ones of their configurations."""
+    own = set(registry.find(template).knobs)
+    return lambda found: pick(found) if {name for name, _ in found[0].values} == own else found[0]
 
 
 def _difference(got: Tensor, want: Tensor) -> str:

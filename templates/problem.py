@@ -63,6 +63,27 @@ class Input:
         plain = load.op == "load" and load.attr[2] == self.dtype and load.args == (condition,)
         return load if zero and plain else None
 
+    @property
+    def entry(self) -> Value | None:
+        """Where it is 1 at one entry along its last axis and 0 at others, that entry, a function of the other axes: for them it
+        is an integer, which may be none of the axis."""
+        selected = bare_number(self.value)
+        if selected.op != "where" or [one.attr for one in selected.args[1:] if one.op == "const"] != [1, 0]:
+            return None
+        condition, own = selected.args[0], self.loops[self.axes[-1]]
+        if condition.op != "eq" or len(own) != 1:
+            return None
+        found = [one for one in condition.args if own[0] not in one.variables()]
+        own_index = [one for one in condition.args if one.op == "index" and one.attr is own[0].expr()]
+        return found[0] if len(found) == len(own_index) == 1 else None
+
+
+def bare_number(value: Value) -> Value:
+    """A value before its conversions."""
+    while value.op in ("cast", "round_to"):
+        [value] = value.args
+    return value
+
 
 @dataclass(frozen=True, slots=True)
 class SummedOperand:

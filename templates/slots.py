@@ -49,7 +49,10 @@ class OperandSlot:
 
     Of an operand declared with ``sums``, ``{% if A.summed %}`` says whether its elements are to be added up as well, and
     ``{{ A.store_sum("sums", "rm") }}`` stores the sums `sums`, with what is made of them: each exactly once. Of a family's
-    operands, ``{% if B.summed %}`` says whether any is, ``one.summed`` which."""
+    operands, ``{% if B.summed %}`` says whether any is, ``one.summed`` which.
+
+    Of an operand that is 1 at one entry along its last axis and 0 at others (`Input.entry`), ``{{ P.entry("e", "rm", "rn") }}``
+    makes `e` the tile of these entries, integers, -1 where there is none, by the indices of the other axes."""
 
     name: str
     filler: Filler
@@ -67,6 +70,9 @@ class OperandSlot:
 
     def tile(self, name: str, *indices: Index, **how: bool | str) -> str:
         return "\n".join(self.filler.tile(self.name, self.number, name, indices, **how))
+
+    def entry(self, name: str, *indices: Index, **how: bool | str) -> str:
+        return "\n".join(self.filler.entry(self.name, self.number, name, indices, **how))
 
     def __iter__(self) -> Iterator[Self]:
         return (replace(self, count=1, number=number) for number in range(self.count))
@@ -312,6 +318,10 @@ class Filler(Protocol):
     @property
     def tile(self) -> Callable[..., Lines]:
         """Of an operand, its number in a family, the tile's name and indices; what else it may be told is the language's."""
+
+    @property
+    def entry(self) -> Callable[..., Lines]:
+        """Of an operand, its number in a family, the tile's name and indices of all axes but the last."""
 
     @property
     def store_sum(self) -> Callable[..., Lines]:

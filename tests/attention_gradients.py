@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import torch
 from torch import Tensor
@@ -76,7 +76,7 @@ def gradients(
     *more: Tensor,
     score: tuple[Score, Score],
     mask: Score | None,
-    wanted: str = "qkv",
+    wanted: Sequence[str] = "qkv",
 ) -> tuple[Tensor, ...]:
     """What autograd makes of attention with weights computed again, written out."""
     s = q @ k.mT
@@ -84,8 +84,18 @@ def gradients(
     weights = weights if mask is None else torch.where(mask(s, *more), weights, 0.0)
     ds = weights * ((g @ v.mT).float() - delta[..., None]) * score[1](s, *more).float()
     ds = (ds if mask is None else torch.where(mask(s, *more), ds, 0.0)).to(q.dtype)
-    made = {"q": lambda: ds @ k, "k": lambda: ds.mT @ q, "v": lambda: weights.to(q.dtype).mT @ g}
+    made = {
+        "q": lambda: ds @ k, "k": lambda: ds.mT @ q, "v": lambda: weights.to(q.dtype).mT @ g,
+        "rows": lambda: ds.sum(-1), "batches": lambda: ds.sum(0), "table": lambda: _by_distance(ds),
+    }  # fmt: skip
     return tuple(made[name]() for name in wanted)
+
+
+def _by_distance(ds: Tensor) -> Tensor:
+    """The gradient of a table of 24 distances."""
+    rows, columns = positions(ds)
+    entry = (columns - rows).clamp(-11, 12) + 11
+    return torch.ops.aten.embedding_dense_backward(ds.sum(0).permute(1, 2, 0), entry, 24, -1, False)
 
 
 def arguments(

@@ -23,10 +23,9 @@ from kgen.ir.plan import Schedule
 from kgen.only import Only
 from tests.codegen import options_for, plan_of
 
-GPU = Only(
-    "triton_attention", lambda configs: configs[0], also=("triton_attention_backward", "triton_attention_backward_values")
-)
-CPU = Only("cpp_attention", lambda configs: configs[0], also=("cpp_attention_backward", "cpp_attention_backward_values"))
+GRADIENTS = ("", "_scores", "_table", "_values")
+GPU = Only("triton_attention", lambda configs: configs[0], also=tuple(f"triton_attention_backward{one}" for one in GRADIENTS))
+CPU = Only("cpp_attention", lambda configs: configs[0], also=tuple(f"cpp_attention_backward{one}" for one in GRADIENTS))
 
 
 def before_split(whole: GraphModule) -> GraphModule:
@@ -34,14 +33,15 @@ def before_split(whole: GraphModule) -> GraphModule:
     return recompute_scores(split_weighted_sums(replace_random(whole), lambda _: True), lambda *_: True)
 
 
-def training_plans(fn: Callable[..., Any], *args: Tensor, gpu: bool = True) -> list[Schedule]:
+def training_plans(fn: Callable[..., Any], *args: Tensor, gpu: bool = True, only: Only | None = None) -> list[Schedule]:
     """The schedules of the forward graph, and of the backward one. Both run in eager."""
     plans: list[Schedule] = []
+    only = only or (GPU if gpu else CPU)
 
     def keep(gm: GraphModule, _: Any) -> Any:
         with _disable_current_modes():  # reading constants needs real tensors
             gm = expand(gm)
-            plans.append(plan_of(gm, options_for(gpu, GPU if gpu else CPU)))
+            plans.append(plan_of(gm, options_for(gpu, only)))
         return make_boxed_func(gm.forward)
 
     def split(whole: GraphModule, inputs: Any, **settings: Any) -> Any:

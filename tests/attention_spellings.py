@@ -142,3 +142,76 @@ SPELLINGS = {
     "grouped heads": Spelling(grouped, heads=(4, 2)),
     "sink": Spelling(with_sink, [lambda n: _random(6, 4)], learned=True),
 }
+
+
+# ---- with tensors that the scores' function learns -------------------------------------------------------------------
+
+
+def biased(q: Tensor, k: Tensor, v: Tensor, bias: Tensor) -> Tensor:
+    return (_scores(q, k) + bias).softmax(-1) @ v
+
+
+def causal_and_biased(q: Tensor, k: Tensor, v: Tensor, bias: Tensor) -> Tensor:
+    s = _scores(q, k) + bias
+    rows, columns = _positions(s)
+    return s.masked_fill(columns > rows, -math.inf).softmax(-1) @ v
+
+
+def by_library(q: Tensor, k: Tensor, v: Tensor, bias: Tensor) -> Tensor:
+    return F.scaled_dot_product_attention(q, k, v, attn_mask=bias)
+
+
+def sloped(q: Tensor, k: Tensor, v: Tensor, slopes: Tensor) -> Tensor:
+    s = _scores(q, k)
+    rows, columns = _positions(s)
+    return (s + slopes[:, None, None] * 0.1 * (columns - rows)).masked_fill(columns > rows, -math.inf).softmax(-1) @ v
+
+
+def key_biased(q: Tensor, k: Tensor, v: Tensor, bias: Tensor) -> Tensor:
+    return (_scores(q, k) + bias[:, :, None, :]).softmax(-1) @ v
+
+
+def query_scaled(q: Tensor, k: Tensor, v: Tensor, scale: Tensor) -> Tensor:
+    return (_scores(q, k) * scale[..., None]).softmax(-1) @ v
+
+
+def learned_softcap(q: Tensor, k: Tensor, v: Tensor, cap: Tensor) -> Tensor:
+    cap = 2 + cap * cap
+    return (cap * torch.tanh(_scores(q, k) / cap)).softmax(-1) @ v
+
+
+BUCKETS = 16
+
+
+def t5_buckets(q: Tensor, k: Tensor, v: Tensor, table: Tensor) -> Tensor:
+    """T5's buckets: exact near the diagonal, then by the logarithm of the distance, of both signs."""
+    s = q @ k.transpose(-1, -2)
+    rows, columns = _positions(s)
+    distance, half = columns - rows, BUCKETS // 2
+    near, far = distance.abs(), half // 2
+    large = far + (torch.log(near.float().clamp(min=1) / far) / math.log(64 / far) * (half - far)).long()
+    bucket = torch.where(distance > 0, half, 0) + torch.where(near < far, near, large.clamp(max=half - 1))
+    return (s + F.embedding(bucket, table).permute(2, 0, 1)).float().softmax(-1).type_as(s) @ v
+
+
+def indexed(q: Tensor, k: Tensor, v: Tensor, table: Tensor) -> Tensor:
+    """A bias for each head and distance, read by an index."""
+    s = _scores(q, k)
+    rows, columns = _positions(s)
+    half = table.shape[1] // 2
+    return (s + table[:, (columns - rows).clamp(-half, half - 1) + half]).softmax(-1) @ v
+
+
+LEARNED = {
+    "bias of heads": Spelling(biased, [lambda n: _random(7, 4, n, n)], learned=True),
+    "causal bias": Spelling(causal_and_biased, [lambda n: _random(7, 4, n, n)], learned=True),
+    "one bias": Spelling(biased, [lambda n: _random(8, 1, 1, n, n)], learned=True),
+    "mask of the library": Spelling(by_library, [lambda n: _random(7, 1, 4, n, n)], learned=True),
+    "slopes": Spelling(sloped, [lambda n: _random(6, 4)], learned=True),
+    "bias of keys": Spelling(key_biased, [lambda n: _random(9, 2, 4, n)], learned=True),
+    "bias of keys for all heads": Spelling(key_biased, [lambda n: _random(9, 2, 1, n)], learned=True),
+    "scale of queries": Spelling(query_scaled, [lambda n: _random(9, 2, 4, n)], learned=True),
+    "softcap": Spelling(learned_softcap, [lambda n: _random(3, 1)], learned=True),
+    "buckets": Spelling(t5_buckets, [lambda n: _random(5, BUCKETS, 4)], learned=True),
+    "indexed table": Spelling(indexed, [lambda n: _random(5, 4, 24)], learned=True),
+}

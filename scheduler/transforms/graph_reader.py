@@ -108,10 +108,10 @@ class Reader:
             for k, storage in self.writes
         )
 
-    def only_for(self, instead: Mapping[str, ir.Node]) -> list[ir.Node]:
-        """The computations that nobody needs when other nodes stand in the place of those that make some buffers, in no
-        order."""
-        kept = self.visible.union(*map(self.reads, instead.values()))
+    def only_for(self, instead: Mapping[str, ir.Node], more: Iterable[ir.Node] = ()) -> list[ir.Node]:
+        """The computations that nobody needs when other nodes, and `more` behind these, stand in the place of those that make
+        some buffers, in no order."""
+        kept = self.visible.union(*map(self.reads, (*instead.values(), *more)))
         gone = [self.makers[out] for out in instead]
         known = set(map(id, gone))
         for one in gone:  # grows on the way

@@ -40,6 +40,7 @@ from kgen.scheduler.selection.choose import contractions_of
 from kgen.scheduler.selection.size_buckets import forget_first_sizes
 from kgen.scheduler.transforms.graph_reader import COMPUTATIONS, Longer, Reader
 from kgen.scheduler.transforms.near_programs import Miss, nearest
+from kgen.scheduler.transforms.program_ends import End, SplitSum, by_preference, ends_of, one_hot
 from kgen.scheduler.transforms.second_results import Rows, Shared, rewritten, shared
 from kgen.templates import registry
 from kgen.verdict import FusionDemand, OperatorCall, Outcome, Reason, Verdict
@@ -54,11 +55,24 @@ MOST_CANDIDATES = 6
 @dataclass(frozen=True, slots=True)
 class Recognised:
     """A place where a program stands: the node that may take the place of whoever makes `out`. What it makes besides is
-    `shared`."""
+    `shared`. Where `split`, it makes a part of it, and other nodes the rest. Where it needs other programs beside it, so that
+    nobody reads what its contractions make, `beside` are their names and its own."""
 
     out: str
     operation: ir.Operation
     shared: tuple[Shared, ...] = ()
+    split: SplitSum | None = None
+    beside: frozenset[str] = frozenset()
+
+    @property
+    def name(self) -> str:
+        """By which it is decided about."""
+        return ir.outs(self.operation)[0]
+
+    @property
+    def nodes(self) -> tuple[ir.Node, ...]:
+        """What takes the place."""
+        return (self.operation,) if self.split is None else (self.operation, *self.split.rest)
 
 
 class Recognition(Transform):
@@ -75,7 +89,7 @@ class Recognition(Transform):
     def apply(self, draft: Draft) -> None:
         found = _search(draft.graph, draft.options)
         draft.verdicts += found.refused
-        open_ = [place for place in found.standing if draft.decisions.is_open(PROGRAM, place.out)]
+        open_ = _with_those_beside([one for one in found.standing if draft.decisions.is_open(PROGRAM, one.name)])
         if open_:
             draft.graph = applied(draft.graph, *open_)
             draft.nodes = draft.graph.nodes
@@ -149,6 +163,12 @@ def _searched(graph: ir.Graph, options: Options) -> _Found:
     return found
 
 
+def _with_those_beside(places: Sequence[Recognised]) -> list[Recognised]:
+    """The programs without those that need others, which are not there: what these need would be stored, and made again."""
+    names = {one.name for one in places}
+    return [one for one in places if one.beside <= names]
+
+
 def _is_short(operation: ir.Operation, kind: str) -> bool:
     """Whether some template takes axes as long as these."""
     assert operation.program is not None
@@ -164,7 +184,7 @@ def recognised(graph: ir.Graph, programs: Iterable[Program], near: list[Verdict]
     """The places in a graph where one of the programs (in canonical form, the first that fits) stands, in program order. One
     may be a step of another: when that is applied, nobody reads the one any more, and it goes. `near` gets why it
     stands nowhere else, where most of it does."""
-    programs = list(programs)
+    programs = by_preference(programs)
     if not programs:
         return []
     reader = Reader.of(graph)
@@ -175,10 +195,8 @@ def recognised(graph: ir.Graph, programs: Iterable[Program], near: list[Verdict]
         meant = ir.meaning_of(node)
         if meant is not None and any(meant.operator == program.key for program in programs):
             calls.append(Recognised(ir.outs(meant)[0], meant))
-        elif ir.is_contraction(node):
-            missed[node.out] = []
-            searches = (_Search(graph, reader, program, missed[node.out]) for program in programs)
-            found += [one for search in searches for one in _in_place(search, node)]
+        else:
+            found += _fittings(graph, reader, node, programs, missed)
     made = _standing(found)
     if near is not None:
         standing = {one.out for one in made}
@@ -186,14 +204,28 @@ def recognised(graph: ir.Graph, programs: Iterable[Program], near: list[Verdict]
     return sorted((*calls, *made), key=lambda one: reader.positions[one.out])
 
 
+def _fittings(
+    graph: ir.Graph, reader: Reader, node: ir.Node, programs: Iterable[Program], missed: dict[str, list[Miss]]
+) -> Iterator[_Fitting]:
+    """The programs that may take the place of one node, by preference. Where it is a contraction, it notes what is missing."""
+    misses = missed.setdefault(node.out, []) if ir.is_contraction(node) else []
+    for program in programs:
+        search = _Search(graph, reader, program, misses)
+        for end in ends_of(graph, reader, node, program):
+            yield from _in_place(search, end)
+
+
 def applied(graph: ir.Graph, *recognised: Recognised) -> ir.Graph:
     """The graph, with buffers of its own, with operations in the place of the nodes that they stand for. Those that somebody
     else reads stay."""
-    made = {place.out: place.operation for place in recognised}
+    made = {place.out: place.nodes for place in recognised}
     both = [one for place in recognised for one in place.shared]
     gone = frozenset[str]().union(*(one.gone for one in both))
-    nodes = [next((made[out] for out in ir.outs(n) if out in made), n) for n in graph.nodes if gone.isdisjoint(ir.outs(n))]
-    buffers = {**graph.buffers, **{one.buffer.name: one.buffer for one in both}}
+    kept = [n for n in graph.nodes if gone.isdisjoint(ir.outs(n))]
+    nodes = [one for n in kept for one in next((made[out] for out in ir.outs(n) if out in made), (n,))]
+    new = [one.buffer for one in both]
+    new += [buffer for place in recognised if place.split is not None for buffer in place.split.buffers]
+    buffers = {**graph.buffers, **{buffer.name: buffer for buffer in new}}
     if both:
         nodes = [rewritten(n, [one.readers.get(next(iter(ir.outs(n)), ""), {}) for one in both]) for n in nodes]
     found = replace(graph, nodes=needed(graph, nodes, COMPUTATIONS), buffers=buffers)
@@ -207,13 +239,14 @@ class _Fitting:
     """An operation that may take the place of a contraction where nobody else needs what its other contractions make."""
 
     search: _Search
+    end: End
     match: _Match
     operation: ir.Operation
     shared: tuple[Shared, ...]
 
     @property
     def out(self) -> str:
-        return self.match.end.out
+        return self.end.out
 
     @property
     def instead(self) -> dict[str, ir.Node]:
@@ -221,7 +254,8 @@ class _Fitting:
 
     def gone_with(self, others: Sequence[_Fitting]) -> list[ir.Node]:
         """The nodes that nobody needs where it stands together with `others`."""
-        return self.search.reader.only_for({out: node for one in others for out, node in one.instead.items()})
+        rest = [node for one in others if one.end.split is not None for node in one.end.split.rest]
+        return self.search.reader.only_for({out: node for one in others for out, node in one.instead.items()}, rest)
 
     def kept(self, gone: Sequence[ir.Node]) -> list[str]:
         """What its other contractions make and somebody else needs."""
@@ -229,7 +263,7 @@ class _Fitting:
 
     def recognised(self, gone: Sequence[ir.Node]) -> Recognised:
         """With the nodes that it takes the place of, among those that are gone: others may stand for some of them, too."""
-        node, reader = self.match.end, self.search.reader
+        node, reader = self.end.node, self.search.reader
         ends = ((reader.makers[out], reader.reads(made)) for out, made in self.instead.items())
         own = set[int]().union(*(reader.leading(end, read) for end, read in ends))
         gone = sorted((one for one in gone if id(one) in own), key=lambda one: reader.positions[ir.outs(one)[0]])
@@ -237,21 +271,23 @@ class _Fitting:
         named = replace(origin, name=node.origin.name, line=node.origin.line)
         replaces = (*gone, node, *(made for one in self.shared for made in one.made))
         seconds = tuple(second for one in self.shared for second in one.seconds)
-        return Recognised(node.out, replace(self.operation, origin=named, replaces=replaces, seconds=seconds), self.shared)
+        made = replace(self.operation, origin=named, replaces=replaces, seconds=seconds)
+        return Recognised(self.out, made, self.shared, self.end.split)
 
 
-def _in_place(search: _Search, node: ir.Contraction) -> Iterator[_Fitting]:
+def _in_place(search: _Search, end: End) -> Iterator[_Fitting]:
     """The program with the contraction as its last step, once with the same contractions in front of it."""
+    node = end.contraction
     known: set[frozenset[str]] = set()
     missed: list[tuple[_Match, tuple[Reason, ir.Node | None] | None]] = []
     for match in search.last(node) if node.operands is not None else ():
         if match.inside in known:
             continue
         operation = _operation(node, search.program, match)
-        why = _objection(search.reader, node, operation)
+        why = _objection(search.reader, end, operation)
         if operation is not None and why is None:
             known.add(match.inside)
-            yield _Fitting(search, match, operation, search.shared(match, operation))
+            yield _Fitting(search, end, match, operation, search.shared(match, operation))
         else:
             missed.append((match, why))
     for match, why in missed if not known else ():  # with its factors the other way round it may fit
@@ -279,7 +315,9 @@ def _together(left: list[_Fitting]) -> list[Recognised]:
         gone = first[0].gone_with(first)
         kept = [one for one in first if one.kept(gone)]
         if not kept:
-            return [one.recognised(gone) for one in first]
+            found = [one.recognised(gone) for one in first]
+            names = frozenset(one.name for one in found)
+            return [replace(one, beside=names) for one in found]
         steps = frozenset[str]().union(*(one.match.inside for one in first))
         refused = next((one for one in kept if one.out in steps), kept[0])
         _miss_of_reader(refused, refused.kept(gone))
@@ -289,19 +327,20 @@ def _together(left: list[_Fitting]) -> list[Recognised]:
 
 def _miss_of_reader(fitting: _Fitting, kept: Sequence[str]) -> None:
     """Notes who needs what a contraction makes."""
-    node, operation = fitting.match.end, fitting.operation
-    other = fitting.search.reader.other_reader(kept[0], node, operation)
+    node, operation, reader = fitting.match.end, fitting.operation, fitting.search.reader
+    other = reader.other_reader(kept[0], reader.makers[fitting.out], operation)
     between = other is not None and not set(ir.outs(other)).isdisjoint(ir.reads(operation))
     fitting.search.miss(fitting.match, node, (Reason.NOT_ELEMENTWISE if between else Reason.NEEDED, other))
 
 
-def _objection(reader: Reader, node: ir.Contraction, operation: ir.Operation | None) -> tuple[Reason, ir.Node | None] | None:
+def _objection(reader: Reader, end: End, operation: ir.Operation | None) -> tuple[Reason, ir.Node | None] | None:
     """Why the operation may not take the place of its nodes, and which node is in its way."""
+    node = end.contraction
     if node.scale is not None or node.addend is not None or not _is_plain(node):
         return Reason.STEP_TYPES, node
     if operation is None:
         return Reason.SPACE_MISMATCH, node
-    return None if reader.is_current(ir.reads(operation), node.out) else (Reason.MUTATION, None)
+    return None if reader.is_current(ir.reads(operation), end.out) else (Reason.MUTATION, None)
 
 
 def _is_plain(node: ir.Contraction) -> bool:
@@ -555,7 +594,7 @@ def _operation(node: ir.Contraction, program: Program, match: _Match) -> ir.Oper
     wanted = [*program.operands, *(step.axes for step in program.middles)]
     if not all(_is_over(value, loops, axes) for value, axes in zip((*values, *slots), wanted, strict=True)):
         return None
-    kinds = [match.operands[k][1] for k in range(len(program.operands))]
+    kinds = _types(match, values)
     axes = tuple((axis, ix.position_in(own)) for axis, own in loops.items())
     inner = tuple(v for step in reversed(program.steps) if isinstance(step, Contract) for v in match.sums[step.name])
     arguments = (("safe", match.safe),) if any(isinstance(step, Softmax) for step in program.steps) else ()
@@ -563,6 +602,14 @@ def _operation(node: ir.Contraction, program: Program, match: _Match) -> ir.Oper
         (node.out,), node.out_vars, inner, (*values, *slots), (*kinds, *(slot.dtype for slot in slots)), axes, program.key,
         arguments, None, node.origin, program=program,
     )  # fmt: skip
+
+
+def _types(match: _Match, values: Sequence[Value]) -> list[torch.dtype]:
+    """In which operands are multiplied: what is 1, or 1 here and there, in the type of the others."""
+    kinds = [match.operands[k][1] for k in range(len(values))]
+    exact = [value.op == "const" or one_hot(value) for value in values]
+    others = [kind for kind, free in zip(kinds, exact, strict=True) if not free]
+    return [others[0] if free and others else kind for kind, free in zip(kinds, exact, strict=True)]
 
 
 def _is_over(value: Value, loops: Mapping[str, tuple[Var, ...]], axes: Axes) -> bool:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -18,18 +19,27 @@ from kgen.ir.verify import verify
 from kgen.only import only
 from kgen.scheduler.analysis.memory import writes
 from kgen.scheduler.transforms.subgraph_extraction import extract_subgraph
-from tests.attention_plans import training_plans
-from tests.attention_spellings import SPELLINGS, Spelling
+from tests.attention_plans import GPU, training_plans
+from tests.attention_spellings import LEARNED, SPELLINGS, Spelling
 from tests.scheduler.selection.test_safe_choices import planned
 from tests.templates.triton.test_triton_attention import edges_of, problem_of
 
 LENGTH, HEAD = 96, 16
 # Kernels of forward and of backward on a GPU, where templates take both: backward has one for values, one for queries and keys,
-# and the sums of rows. Gradients of heads that share keys are added up in one more, and so are those of a sink. On CPUs no
-# launch is saved: queries and keys have one each.
+# and the sums of rows. Gradients of heads that share keys are added up in one more, and so are those of a sink; a table has two
+# more. On CPUs no launch is saved: queries and keys have one each.
 TAKEN = {
     "GPT-2": (1, 3), "BERT": (1, 3), "ALiBi": (1, 3), "softcap": (1, 3), "sliding window": (1, 3), "prefix": (1, 3),
-    "documents": (1, 3), "grouped heads": (1, 4), "sink": (1, 4),
+    "documents": (1, 3), "grouped heads": (1, 4), "sink": (1, 4), "T5": (1, 5),
+}  # fmt: skip
+
+
+# Kernels of backward on a GPU where what the scores' function reads has a gradient: sums along rows or columns are part of the
+# launch for queries and keys, of tables and biases there is a kernel. What is summed besides is added up in one more.
+OF_LEARNED = {
+    "bias of heads": (4, "_scores"), "causal bias": (4, "_scores"), "one bias": (4, "_scores"),
+    "mask of the library": (4, "_scores"), "slopes": (4, ""), "bias of keys": (3, ""), "bias of keys for all heads": (4, ""),
+    "scale of queries": (3, ""), "softcap": (4, ""), "buckets": (5, "_table"), "indexed table": (5, "_table"),
 }  # fmt: skip
 
 
@@ -46,8 +56,8 @@ def matrices(plan: Schedule, heads: int) -> list[str]:
     return [name for name, own in sizes.items() if math.prod(own) >= heads * LENGTH * LENGTH]
 
 
-def arguments(spelling: Spelling) -> list[Tensor]:
-    args = spelling.arguments(LENGTH, HEAD, torch.bfloat16)
+def arguments(spelling: Spelling, dtype: torch.dtype = torch.bfloat16) -> list[Tensor]:
+    args = spelling.arguments(LENGTH, HEAD, dtype)
     return [a.requires_grad_(k < 3 or spelling.learned) if a.is_floating_point() else a for k, a in enumerate(args)]
 
 
@@ -59,10 +69,39 @@ def test_spellings_are_few_kernels(name: str, gpu: bool) -> None:
     assert (len(forward.steps), len(backward.steps)) == (before, after + (not gpu))
     language = "triton" if gpu else "cpp"
     both = sorted([*templates(forward), *templates(backward)])
-    own = [f"{language}_attention{kind}" for kind in ("", "_backward", "_backward", "_backward_values")]
+    table = ["_backward_table"] if name == "T5" else []
+    own = [f"{language}_attention{kind}" for kind in ("", "_backward", "_backward", *table, "_backward_values")]
     assert [one for one in both if "attention" in one] == own
     assert not matrices(forward, 2)
     assert not matrices(backward, 2)
+
+
+@pytest.mark.parametrize("gpu", [True, pytest.param(False, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("name", OF_LEARNED)
+def test_gradients_of_what_scores_are_made_of_store_no_scores(name: str, gpu: bool) -> None:
+    """But for a gradient that is a matrix itself: that of a bias has an element for each score of its heads, not of the batch.
+    The library's own text computes in float32, of 16-bit numbers, too: the C++ template does not multiply both."""
+    spelling, (count, kind) = LEARNED[name], OF_LEARNED[name]
+    dtype = torch.float32 if name == "mask of the library" and not gpu else torch.bfloat16
+    forward, backward = training_plans(spelling.function, *arguments(spelling, dtype), gpu=gpu)
+    language = "triton" if gpu else "cpp"
+    assert len(forward.steps) <= 2
+    assert len([one for one in templates(forward) if "attention" in one]) == 1
+    made = [one.removeprefix(f"{language}_attention_backward") for one in templates(backward) if "attention" in one]
+    assert sorted(set(made)) == sorted({"", "_values", kind})
+    assert len(backward.steps) == count if gpu else len(backward.steps) <= count + 3
+    heads = 5 if kind == "_scores" else 2
+    assert not matrices(forward, heads)
+    assert not matrices(backward, heads)
+
+
+@pytest.mark.parametrize(("name", "kind"), [("bias of heads", "_scores"), ("buckets", "_table")])
+def test_where_no_template_sums_scores_others_do_not_recompute_them(name: str, kind: str) -> None:
+    """They are stored for the sum, from where the others read them."""
+    known = replace(GPU, also=tuple(one for one in GPU.also if not one.endswith(kind)))
+    _, backward = training_plans(LEARNED[name].function, *arguments(LEARNED[name]), only=known)
+    assert not any("attention" in one for one in templates(backward))
+    assert matrices(backward, 8)
 
 
 @pytest.mark.parametrize("gpu", [True, pytest.param(False, marks=pytest.mark.slow)])
@@ -91,6 +130,20 @@ def test_gradients_in_one_launch_are_a_graph_of_their_own() -> None:
     assert len(alone.outputs) == 2
 
 
+@pytest.mark.parametrize("name", ["bias of heads", "slopes", "buckets"])
+def test_sums_of_scores_are_graphs_of_their_own(name: str) -> None:
+    """What they replace makes the same, without the nodes that add up the rest."""
+    _, backward = training_plans(LEARNED[name].function, *arguments(LEARNED[name]))
+    steps = [one for one in backward.kernels if any("attention" in str(k.choice) for k in members(one))]
+    assert len(steps) == 2 + (name != "slopes")
+    for step in steps:
+        alone = extract_subgraph(backward.graph, step)
+        assert alone is not None
+        verify(alone, "schedule")
+        assert not any(isinstance(node, ir.Operation) for node in alone.nodes)
+        assert len(alone.outputs) == len(list(members(step)))
+
+
 def test_a_sinks_column_comes_first() -> None:
     """So the columns that a causal mask keeps are one run: no tile behind the diagonal is made."""
     problem, configs = problem_of(SPELLINGS["sink"].function, *SPELLINGS["sink"].arguments(256, HEAD, torch.bfloat16))
@@ -98,10 +151,10 @@ def test_a_sinks_column_comes_first() -> None:
     assert [edges_of(problem, config, row)[-1] for row in range(0, 256, 64)] == [65, 129, 193, 257]
 
 
-@pytest.mark.parametrize("name", ["T5", "QK norm and rotary"])
-def test_forward_alone_is_one_kernel_of_a_template(name: str) -> None:
-    """The gradient of T5's bias is a sum of scores' gradients, and rotated queries are stored for backward."""
-    forward, _ = training_plans(SPELLINGS[name].function, *arguments(SPELLINGS[name]))
+def test_forward_alone_is_one_kernel_of_a_template() -> None:
+    """Rotated queries are stored for backward."""
+    spelling = SPELLINGS["QK norm and rotary"]
+    forward, _ = training_plans(spelling.function, *arguments(spelling))
     assert templates(forward).count("triton_attention") == 1
     assert not matrices(forward, 8)
 

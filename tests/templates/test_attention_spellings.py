@@ -11,17 +11,20 @@ import torch
 from torch import Tensor
 
 from tests.attention_plans import CPU, GPU, before_split
-from tests.attention_spellings import SPELLINGS
+from tests.attention_spellings import LEARNED, SPELLINGS, Spelling
 from tests.codegen import Row, gradients, report, run_rows
 
-LENGTH, HEAD = 40, 16
+LENGTH, SHORT, HEAD = 40, 20, 16
 # Errors by norms, against float64.
 TOLERANCE = {torch.float32: 2e-5, torch.bfloat16: 3e-2}
 
 
+ALL = {**SPELLINGS, **{f"learned {name}": one for name, one in LEARNED.items()}}
+
+
 def row(name: str, dtype: torch.dtype, length: int) -> Row:
     """Two calls on the same arguments."""
-    spelling = SPELLINGS[name]
+    spelling: Spelling = ALL[name]
     args = spelling.arguments(length, HEAD, dtype)
     first: list[Tensor] = []
 
@@ -42,7 +45,8 @@ def row(name: str, dtype: torch.dtype, length: int) -> Row:
 @pytest.mark.cpu
 def test_some_spellings_are_right() -> None:
     """Those of which no template's own tests have the form."""
-    failures = run_rows([row(name, torch.float32, LENGTH) for name in ("differential", "sink")], only=CPU)
+    names = ("differential", "sink", "grouped heads", "learned causal bias", "learned slopes", "learned buckets")
+    failures = run_rows([row(name, torch.float32, LENGTH) for name in names], only=CPU)
     assert not failures, report(failures)
 
 
@@ -50,12 +54,19 @@ def test_some_spellings_are_right() -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("dtype", TOLERANCE)
 def test_all_spellings_are_right(dtype: torch.dtype) -> None:
-    failures = run_rows([row(name, dtype, length) for name in SPELLINGS for length in (LENGTH, 150)], only=CPU)
+    failures = run_rows([row(name, dtype, length) for name in ALL for length in (LENGTH, 150, 300)], only=CPU)
+    assert not failures, report(failures)
+
+
+@pytest.mark.interpret
+def test_gradients_of_scores_are_summed_right_in_the_interpreter() -> None:
+    names = ("learned causal bias", "learned buckets")
+    failures = run_rows([row(name, torch.float32, SHORT) for name in names], only=GPU, gpu=True)
     assert not failures, report(failures)
 
 
 @pytest.mark.interpret
 @pytest.mark.slow
 def test_spellings_are_right_in_the_interpreter() -> None:
-    failures = run_rows([row(name, torch.float32, LENGTH) for name in SPELLINGS], only=GPU, gpu=True)
+    failures = run_rows([row(name, torch.float32, LENGTH) for name in ALL], only=GPU, gpu=True)
     assert not failures, report(failures)

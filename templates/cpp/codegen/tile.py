@@ -20,7 +20,7 @@ from kgen.templates.contract import Config
 from kgen.templates.cpp.codegen.epilogue_loops import Block, EpilogueLoops, Parameters, Rectangle, digits
 from kgen.templates.cpp.codegen.table import CPP_TYPES
 from kgen.templates.cpp.codegen.tile_loops import tile_loops_of
-from kgen.templates.problem import Input, Problem
+from kgen.templates.problem import Input, Problem, bare_number
 from kgen.templates.render import clean
 from kgen.templates.slots import OperandSlot, ResultSlot
 
@@ -102,6 +102,9 @@ class Slots:
         if self.problem.template.operands[operand].access == "coordinates":
             return self._over_coordinates(operand, name, indices, phase)
         one = self.problem.members[number][operand]
+        constant = bare_number(one.value)
+        if constant.op == "const" and not any(map(self.problem.template.block, one.axes)):
+            return [f"constexpr double {name} = {float(constant.attr)!r};"]
         is_number = len(one.axes) == 1 and self.problem.template.block(one.axes[0]) is None
         own, summed = ("", "") if is_number else self.problem.operand_axes(one.name)
         batch = [a for a in one.axes if a not in (own, summed)]
@@ -120,6 +123,14 @@ class Slots:
         if one.load is not None and None not in strides:
             return self._strided(one, name, fixed, [s for s in strides if s is not None])
         return self._filled(one, name, fixed, self._along(one, own))
+
+    def entry(self, operand: str, number: int, name: str, indices: Sequence[str]) -> list[str]:
+        """Statements that make `name` the entry at which an operand is 1, for one index of each other axis."""
+        one = self.problem.members[number][operand]
+        if one.entry is None:
+            raise ValueError(f"{self.problem.template.name}: {operand} is not 1 at one entry of its last axis: refuse it")
+        fixed = self._digits(one.axes[:-1], indices, one.loops)
+        return self.epilogue_loops.integer(vs.substitute(one.entry, fixed), name)
 
     def _told_apart(self, indices: Sequence[str], names: frozenset[str]) -> None:
         """Inside of a generated loop the author's variable of the same name is another one."""

@@ -1,26 +1,29 @@
 """Gradients of attention on CPUs by `include/kgen/attention_backward.h`: scores are computed again block by block, and nobody
 stores any. What becomes of a score and of the gradient of its weight is a slot's. Each sum is one thread's, in one order.
 
-One template makes the gradients of queries and of keys, whose program is the same with rows and columns exchanged; the other
-one that of values.
+One template makes the gradients of queries and of keys, whose program is the same with rows and columns exchanged, and sums of
+scores' gradients along one of these. One makes that of values, one the sum of scores' gradients over batches, and one their
+sums into the entries of a table.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any, ClassVar
 
 import torch
 
-from kgen.templates.attention_programs import GRADIENT, GRADIENT_OF_VALUES
+from kgen.templates.attention_programs import GRADIENT, GRADIENT_OF_SCORES, GRADIENT_OF_TABLE, GRADIENT_OF_VALUES
 from kgen.templates.base import KernelTemplate
 from kgen.templates.contract import Config, knob, operand, result, template
 from kgen.templates.cpp.codegen import packing
 from kgen.templates.cpp.kernels.attention import START, TILES_RATE, TYPES, rows_of_blocks, share
-from kgen.templates.problem import Problem
+from kgen.templates.problem import Problem, bare_number
 
 # Share of the peak rate, of numbers in registers.
 RATE = 0.8
+# Entries of a table, of which each block has sums of its own.
+ENTRIES = 256
 
 
 class _Recomputing(KernelTemplate):
@@ -69,6 +72,12 @@ class AttentionBackward(_Recomputing):
     BLOCK_M, BLOCK_N, BLOCK_D, BLOCK_V, BLOCK_E = knob(192, 96), knob(128), knob(64), knob(64), knob(64)
     _slot = "dscores"
 
+    def facts(self, problems: Sequence[Problem], config: Config) -> str:
+        """Whether scores' gradients are added up as they are."""
+        [problem] = problems
+        factor = bare_number(problem.inputs["R"].value)
+        return "true" if problem.size("e") == 1 and factor.op == "const" and factor.attr == 1 else "false"
+
 
 @template(
     implements=GRADIENT_OF_VALUES,
@@ -82,3 +91,45 @@ class AttentionBackwardValues(_Recomputing):
     Q, K, V, O = operand("b", "m", "d"), operand("b", "n", "d"), operand("b", "n", "v"), result("b", "m", "v")  # noqa: E741
     BLOCK_M, BLOCK_N, BLOCK_D, BLOCK_V = knob(192, 96), knob(128), knob(64), knob(64)
     _slot = "weights"
+
+
+@template(
+    implements=GRADIENT_OF_SCORES,
+    device="cpu",
+    source="attention_backward_scores.cpp.jinja",
+    name="cpp_attention_backward_scores",
+)
+class AttentionBackwardScores(_Recomputing):
+    """O[b, m, n] = sum over r of dscores(Q[b, r, m, :] K[b, r, n, :], G[b, r, m, :] V[b, r, n, :]) W[b, r], where W is 1."""
+
+    Q, K = operand("b", "r", "m", "d"), operand("b", "r", "n", "d")
+    G, V = operand("b", "r", "m", "v"), operand("b", "r", "n", "v")
+    W, O = operand("b", "r"), result("b", "m", "n")  # noqa: E741
+    BLOCK_M, BLOCK_N, BLOCK_D, BLOCK_V = knob(192, 96), knob(128), knob(64), knob(64)
+    _slot = "dscores"
+
+    def refuse(self, problem: Problem) -> str | None:
+        factor = bare_number(problem.inputs["W"].value)
+        return "it adds up what has no factor" if factor.op != "const" or factor.attr != 1 else super().refuse(problem)
+
+
+@template(
+    implements=GRADIENT_OF_TABLE,
+    device="cpu",
+    source="attention_backward_table.cpp.jinja",
+    name="cpp_attention_backward_table",
+)
+class AttentionBackwardTable(_Recomputing):
+    """O[b, c] = sum over m and n of dscores(Q[b, m, :] K[b, n, :], G[b, m, :] V[b, n, :]) P[b, m, n, c], where P is 1 for one
+    entry c of each score, and 0 for others."""
+
+    Q, K, G, V = operand("b", "m", "d"), operand("b", "n", "d"), operand("b", "m", "v"), operand("b", "n", "v")
+    P, O = operand("b", "m", "n", "c"), result("b", "c")  # noqa: E741
+    BLOCK_M, BLOCK_N, BLOCK_D, BLOCK_V, BLOCK_C = knob(192, 96), knob(128), knob(64), knob(64), knob(64)
+    longest: ClassVar = {"c": ENTRIES}
+    _slot = "dscores"
+
+    def refuse(self, problem: Problem) -> str | None:
+        if problem.inputs["P"].entry is None:
+            return "its last operand is not 1 at one entry of each score"
+        return super().refuse(problem)

@@ -176,6 +176,19 @@ class Slots:
         emitter.outer.lines.append(f"{name} = {text}")
         return emitter.finish()
 
+    def entry(self, operand: str, number: int, name: str, indices: Sequence[Index], inside: str = "") -> list[str]:
+        """Statements that make `name` the entries at which an operand is 1, -1 past the ends of other axes."""
+        one = self.problem.members[number][operand]
+        if one.entry is None:
+            raise ValueError(f"{self.problem.template.name}: {operand} is not 1 at one entry of its last axis: refuse it")
+        emitter = self.emitter(one.axes[:-1], indices, one.loops, {}, within=Within(inside))
+        emitter.suffix, emitter.behind = f"_{name}", True
+        text = emitter._tile(one.entry)
+        for axis in emitter.masked():
+            text = f"tl.where({emitter.inside(axis)}, {text}, -1)"
+        emitter.outer.lines.append(f"{name} = {text}")
+        return emitter.finish()
+
     def _joined(self, emitter: TileEmitter, one: Input, axis: str, start: str) -> str:
         """A tile whose neighbours along `axis` come from the same elements: each of them is computed on a tile of those."""
         at = next(k for k, d in enumerate(emitter.dimensions) if d.axis == axis)

@@ -2,18 +2,19 @@
 becomes of a score and of the gradient of its weight is a slot's; sums are in one order, without atomic additions. For compute
 capability 8.0 and newer; after Dao, FlashAttention-2 (arXiv:2307.08691).
 
-One template makes the gradients of queries and of keys, whose program is the same with rows and columns exchanged: in one
-launch, where both are wanted. The other one makes that of values.
+One template makes the gradients of queries and of keys, whose program is the same with rows and columns exchanged, and sums of
+scores' gradients along one of these: in one launch, what is wanted of them. One makes the gradient of values, one the sum of
+scores' gradients over batches, as of a bias that these share, and one their sums into the entries of a table.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
 from kgen.ir.program import MatrixSizes
-from kgen.templates.attention_programs import GRADIENT, GRADIENT_OF_VALUES
+from kgen.templates.attention_programs import GRADIENT, GRADIENT_OF_SCORES, GRADIENT_OF_TABLE, GRADIENT_OF_VALUES
 from kgen.templates.base import KernelTemplate, Resources
 from kgen.templates.contract import Config, knob, operand, result, template
 from kgen.templates.problem import Problem
@@ -34,6 +35,14 @@ DOTS = {(64, 64, 4): 0.28, (64, 32, 4): 0.26, (128, 64, 8): 0.2, (64, 64, 8): 0.
 OTHER_DOTS, LAUNCH = 0.1, 4e-6
 
 
+# The same where a tile's scores are added to sums of entries, which need registers of their own.
+TILES_OF_ENTRIES = {192: TILES[192], 384: ((64, 32, 4, 2), (32, 16, 4, 2)), 768: TILES[768]}
+# Entries of a table, of which each row of a tile has a sum in registers; and these sums of a thread.
+ENTRIES, SUMS_OF_THREAD = 256, 64
+# Rows or columns below which most of the smallest tile is past an end.
+LEAST_SIDE = 16
+
+
 @dataclass(frozen=True, slots=True)
 class Facts:
     """Elements of tiles along the axes of heads, powers of two."""
@@ -41,12 +50,15 @@ class Facts:
     d: int
     v: int
     e: int = 0
+    c: int = 0
 
 
 class _Recomputing(KernelTemplate):
     """What both kernels have in common."""
 
     longest: ClassVar = {"d": LONGEST, "v": LONGEST}
+    _of_scores: ClassVar[bool] = False
+    _tiles: ClassVar = TILES
 
     def refuse(self, problem: Problem) -> str | None:
         kinds = {one.dtype for one in problem.inputs.values()}
@@ -59,15 +71,15 @@ class _Recomputing(KernelTemplate):
         return None
 
     def configs(self, problem: Problem) -> Iterator[dict[str, Any]]:
-        heads = {f"BLOCK_{axis.upper()}": padded_length(problem.size(axis)) for axis in self.longest}
-        total = sum(heads[f"BLOCK_{axis.upper()}"] for axes in problem.template.implements.operands for axis in axes[-1:])
+        heads = {f"BLOCK_{axis.upper()}": _padded(problem, axis) for axis in self.longest}
+        total = sum(heads[f"BLOCK_{axes[-1].upper()}"] for axes in _matrices(problem).values())
         wide = total * max(1, problem.main_dtype.itemsize // 2)
-        table = next((rows for most, rows in TILES.items() if wide <= 2 * most), TILES[768])
+        table = next((rows for most, rows in self._tiles.items() if wide <= 2 * most), self._tiles[768])
         for m, n, warps, stages in table:
             yield {"BLOCK_M": m, "BLOCK_N": n, **heads, "WARPS": warps, "STAGES": stages}
 
     def resources(self, problem: Problem, config: Config) -> Resources:
-        if any(padded_length(problem.size(axis)) != config.get(f"BLOCK_{axis.upper()}") for axis in self.longest):
+        if any(_padded(problem, axis) != config.get(f"BLOCK_{axis.upper()}") for axis in self.longest):
             return Resources(shared=problem.device.shared + 1)
         return Resources(_shared(problem, config), _registers(problem, config))
 
@@ -80,7 +92,9 @@ class _Recomputing(KernelTemplate):
         return attention_estimate.is_measured(sizes, arch)
 
     def uncalibrated(self, problem: Problem) -> str | None:
-        heads = {padded_length(problem.size(axis)) for axis in self.longest}
+        heads = {_padded(problem, axis) for axis in self.longest}
+        if _is_sum(problem) or self._of_scores:
+            return "no GPU has measured its sums of scores' gradients"
         if len(heads) > 1:
             return "no GPU has measured it on operands whose heads differ"
         return attention_estimate.unmeasured(problem, *heads)
@@ -93,7 +107,8 @@ class _Recomputing(KernelTemplate):
     name="triton_attention_backward",
 )
 class AttentionBackward(_Recomputing):
-    """O[b, m, e] = sum over n of dscores(Q[b, m, :] K[b, n, :], G[b, m, :] V[b, n, :]) R[b, n, e]."""
+    """O[b, m, e] = sum over n of dscores(Q[b, m, :] K[b, n, :], G[b, m, :] V[b, n, :]) R[b, n, e]. With one e it is a
+    sum along rows, which no matrix units make."""
 
     Q, K, G, V = operand("b", "m", "d"), operand("b", "n", "d"), operand("b", "m", "v"), operand("b", "n", "v")
     R, O = operand("b", "n", "e"), result("b", "m", "e")  # noqa: E741
@@ -104,7 +119,8 @@ class AttentionBackward(_Recomputing):
     joins = "program"
 
     def facts(self, problems: Sequence[Problem], config: Config) -> Facts:
-        return Facts(config.BLOCK_D, config.BLOCK_V, config.BLOCK_E)
+        [problem] = problems
+        return Facts(config.BLOCK_D, config.BLOCK_V, 1 if _is_sum(problem) else config.BLOCK_E)
 
 
 @template(
@@ -125,17 +141,90 @@ class AttentionBackwardValues(_Recomputing):
         return Facts(config.BLOCK_D, config.BLOCK_V)
 
 
+@template(
+    implements=GRADIENT_OF_SCORES,
+    device="cuda",
+    source="attention_backward_scores.py.jinja",
+    name="triton_attention_backward_scores",
+)
+class AttentionBackwardScores(_Recomputing):
+    """O[b, m, n] = sum over r of dscores(Q[b, r, m, :] K[b, r, n, :], G[b, r, m, :] V[b, r, n, :]) W[b, r]."""
+
+    Q, K = operand("b", "r", "m", "d"), operand("b", "r", "n", "d")
+    G, V = operand("b", "r", "m", "v"), operand("b", "r", "n", "v")
+    W, O = operand("b", "r"), result("b", "m", "n")  # noqa: E741
+    BLOCK_M, BLOCK_N = knob(64, 128, 32, 16), knob(64, 32, 16)
+    BLOCK_D, BLOCK_V = knob(64, 16, 32, 128, 256), knob(64, 16, 32, 128, 256)
+    WARPS, STAGES = knob(4, 8), knob(2, 1)
+    _of_scores = True
+
+    def refuse(self, problem: Problem) -> str | None:
+        if min(problem.size("m"), problem.size("n")) < LEAST_SIDE:
+            return f"its tiles have {LEAST_SIDE} rows and columns or more"
+        return super().refuse(problem)
+
+    def facts(self, problems: Sequence[Problem], config: Config) -> Facts:
+        return Facts(config.BLOCK_D, config.BLOCK_V)
+
+
+@template(
+    implements=GRADIENT_OF_TABLE,
+    device="cuda",
+    source="attention_backward_table.py.jinja",
+    name="triton_attention_backward_table",
+)
+class AttentionBackwardTable(_Recomputing):
+    """O[b, c] = sum over m and n of dscores(Q[b, m, :] K[b, n, :], G[b, m, :] V[b, n, :]) P[b, m, n, c], where P is 1 for one
+    entry c of each score, and 0 for others. A tile looks at entries between its first one and its last one."""
+
+    Q, K, G, V = operand("b", "m", "d"), operand("b", "n", "d"), operand("b", "m", "v"), operand("b", "n", "v")
+    P, O = operand("b", "m", "n", "c"), result("b", "c")  # noqa: E741
+    BLOCK_M, BLOCK_N = knob(64, 128, 32, 16), knob(64, 32, 16)
+    BLOCK_D, BLOCK_V, BLOCK_C = knob(64, 16, 32, 128, 256), knob(64, 16, 32, 128, 256), knob(32, 16, 64, 128, 256)
+    WARPS, STAGES = knob(4, 8), knob(2, 1)
+    longest: ClassVar = {"d": LONGEST, "v": LONGEST, "c": ENTRIES}
+    _of_scores, _tiles = True, TILES_OF_ENTRIES
+
+    def facts(self, problems: Sequence[Problem], config: Config) -> Facts:
+        return Facts(config.BLOCK_D, config.BLOCK_V, c=config.BLOCK_C)
+
+    def refuse(self, problem: Problem) -> str | None:
+        if problem.inputs["P"].entry is None:
+            return "its last operand is not 1 at one entry of each score"
+        return super().refuse(problem)
+
+    def resources(self, problem: Problem, config: Config) -> Resources:
+        found, sums = super().resources(problem, config), config.BLOCK_M * config.BLOCK_C // (WARP * config.WARPS)
+        return replace(found, shared=problem.device.shared + 1) if sums > SUMS_OF_THREAD else found
+
+
+def _is_sum(problem: Problem) -> bool:
+    """Whether a gradient is a sum of those of scores alone."""
+    return "e" in problem.loops and problem.size("e") == 1
+
+
+def _padded(problem: Problem, axis: str) -> int:
+    """Elements of a tile along an axis of heads. A sum has the tiles of gradients of queries and keys: they are one launch."""
+    return padded_length(problem.size("d" if axis == "e" and _is_sum(problem) else axis))
+
+
+def _matrices(problem: Problem) -> dict[str, tuple[str, ...]]:
+    """The axes of operands that are rows or columns of heads."""
+    return {name: one.axes for name, one in problem.inputs.items() if len({"m", "n"} & set(one.axes)) == 1}
+
+
 def _row_bytes(problem: Problem, config: Config, axis: str) -> int:
     """Bytes of one point along an axis in the tiles of all operands that have it."""
-    own = (one for one in problem.inputs.values() if axis in one.axes)
-    return sum(config.get(f"BLOCK_{one.axes[-1].upper()}") * one.dtype.itemsize for one in own)
+    own = ((problem.inputs[name].dtype, axes) for name, axes in _matrices(problem).items() if axis in axes)
+    return sum(config.get(f"BLOCK_{axes[-1].upper()}") * dtype.itemsize for dtype, axes in own)
 
 
 def _shared(problem: Problem, config: Config) -> int:
     """Tiles of rows once, those of columns for each stage, and what is multiplied last."""
     rows, columns = (_row_bytes(problem, config, axis) for axis in "mn")
     made = config.BLOCK_M * config.BLOCK_N * problem.main_dtype.itemsize
-    return config.BLOCK_M * rows + config.BLOCK_N * columns * config.STAGES + made
+    times = config.STAGES if "r" in problem.loops else 1  # where batches come one by one, rows do
+    return config.BLOCK_M * rows * times + config.BLOCK_N * columns * config.STAGES + made
 
 
 def _registers(problem: Problem, config: Config) -> int:

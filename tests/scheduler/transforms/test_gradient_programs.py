@@ -32,6 +32,18 @@ WEIGHTED = program(
 assert GRADIENT.program is not None
 assert WEIGHTED.program is not None
 PROGRAMS: list[Program] = [GRADIENT.program.canonical, WEIGHTED.program.canonical]
+BOTH = {
+    "scores": contraction("b,m,d", "b,n,d -> b,m,n"), "dweights": contraction("b,m,v", "b,n,v -> b,m,n"),
+    "dscores": elementwise("scores", "dweights"),
+}  # fmt: skip
+OF_ENTRIES = program(**BOTH, out=contraction("dscores", "b,m,n,c -> b,c"))
+OVER_BATCHES = program(
+    scores=contraction("b,r,m,d", "b,r,n,d -> b,r,m,n"),
+    dweights=contraction("b,r,m,v", "b,r,n,v -> b,r,m,n"),
+    dscores=elementwise("scores", "dweights"),
+    out=contraction("dscores", "b,r -> b,m,n"),
+)
+SUMMING = [one.program.canonical for one in (OVER_BATCHES, OF_ENTRIES) if one.program is not None]
 LEFT = {"s": contraction("m,d", "n,d -> m,n")}
 
 
@@ -140,7 +152,7 @@ def test_three_gradients_share_scores_that_nobody_stores(name: str) -> None:
 
 
 def test_a_gradient_that_somebody_reads_is_stored() -> None:
-    """That of a bias is the sum of the scores' gradients over the batch."""
+    """As for a sum that is no template's."""
 
     def function(q: Tensor, k: Tensor, v: Tensor, g: Tensor, lse: Tensor, delta: Tensor) -> tuple[Tensor, ...]:
         weights = torch.exp(q @ k.mT * 0.25 - lse[..., None])
@@ -154,7 +166,17 @@ def test_a_gradient_that_somebody_reads_is_stored() -> None:
     assert {one.reason for one in near} == {Reason.NEEDED}
 
 
-def test_a_row_sum_of_what_is_recomputed_is_in_the_way() -> None:
+def assert_same(graph: ir.Graph, found: list[Recognised], args: list[Tensor], function: Callable[..., object]) -> list[ir.Node]:
+    """The nodes with programs in their places, which compute what they did."""
+    after = verify(applied(graph, *found), "recognition")
+    want = function(*(t.double() if t.is_floating_point() else t for t in args))
+    wanted = want if isinstance(want, tuple) else (want,)
+    for got, right in zip(evaluate_graph(after, args), wanted, strict=True):
+        torch.testing.assert_close(got.double(), right, rtol=1e-4, atol=1e-4)
+    return after.nodes
+
+
+def test_a_row_sum_of_what_is_recomputed_is_a_program_too() -> None:
     """Without delta the sum over a row of weights times their gradients comes first."""
 
     def function(q: Tensor, k: Tensor, v: Tensor, g: Tensor, lse: Tensor, delta: Tensor) -> Tensor:
@@ -163,9 +185,143 @@ def test_a_row_sum_of_what_is_recomputed_is_in_the_way() -> None:
         return (weights * (dweights - (dweights * weights).sum(-1, keepdim=True))) @ k
 
     near: list[Verdict] = []
-    _, found = found_in(function, inputs(), near)
-    assert not found
-    assert [one.reason for one in near] == [Reason.NOT_ELEMENTWISE] or near[0].reason is Reason.NEEDED, near
+    graph, found = found_in(function, inputs(), near)
+    assert [one.operation.operator for one in found] == [GRADIENT.operator] * 2
+    assert not near
+    assert all(isinstance(node, ir.Operation) for node in assert_same(graph, found, inputs(), function))
+
+
+# ---- sums -----------------------------------------------------------------------------------------------------------
+
+
+def scores_gradient(q: Tensor, k: Tensor, v: Tensor, g: Tensor, lse: Tensor, delta: Tensor) -> tuple[Tensor, Tensor]:
+    weights = torch.exp(q @ k.mT * 0.25 - lse[..., None])
+    ds = weights * (g @ v.mT - delta[..., None])
+    return ds, ds @ k
+
+
+def of_rows(*args: Tensor) -> tuple[Tensor, ...]:
+    ds, dq = scores_gradient(*args)
+    return dq, ds.sum(-1)
+
+
+def of_columns(*args: Tensor) -> tuple[Tensor, ...]:
+    """As of a bias for each key that heads share."""
+    ds, dq = scores_gradient(*args)
+    return dq, ds.sum((1, 2))
+
+
+def of_slopes(*args: Tensor) -> tuple[Tensor, ...]:
+    """Two sums, one behind the other."""
+    ds, dq = scores_gradient(*args)
+    distance = torch.arange(ds.shape[-1]) - torch.arange(ds.shape[-2])[:, None]
+    return dq, (ds.sum(0) * distance).sum((-1, -2))
+
+
+def of_batches(*args: Tensor) -> tuple[Tensor, ...]:
+    ds, dq = scores_gradient(*args)
+    return dq, ds.sum(0)
+
+
+def of_table(*args: Tensor) -> tuple[Tensor, ...]:
+    ds, dq = scores_gradient(*args)
+    entry = (torch.arange(ds.shape[-1]) - torch.arange(ds.shape[-2])[:, None]).clamp(-3, 4) + 3
+    made = torch.ops.aten.embedding_dense_backward(ds.sum(0).permute(1, 2, 0), entry, 8, -1, False)
+    return dq, made
+
+
+SUMS: dict[str, tuple[Callable[..., tuple[Tensor, ...]], str]] = {
+    "rows": (of_rows, GRADIENT.operator), "columns": (of_columns, GRADIENT.operator), "slopes": (of_slopes, GRADIENT.operator),
+    "batches": (of_batches, OVER_BATCHES.operator), "table": (of_table, OF_ENTRIES.operator),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", SUMS)
+def test_sums_of_scores_gradients_are_programs(name: str) -> None:
+    function, operator = SUMS[name]
+    graph, near = lowered(function, inputs()), list[Verdict]()
+    found = recognised(graph, [*PROGRAMS, *SUMMING], near)
+    assert not near
+    nodes = assert_same(graph, found, inputs(), function)
+    made = [node.operator for node in nodes if isinstance(node, ir.Operation)]
+    assert sorted(made) == sorted([GRADIENT.operator, operator])
+    assert not any(ir.is_contraction(node) for node in nodes)
+
+
+def test_a_sum_that_is_squared_before_it_is_summed_again_is_stored_first() -> None:
+    def function(*args: Tensor) -> tuple[Tensor, ...]:
+        ds, dq = scores_gradient(*args)
+        return dq, ds.sum(0).square().sum((-1, -2))
+
+    graph = lowered(function, inputs())
+    found = recognised(graph, [*PROGRAMS, *SUMMING])
+    made = [node.operator for node in assert_same(graph, found, inputs(), function) if isinstance(node, ir.Operation)]
+    assert sorted(made) == sorted([GRADIENT.operator, OVER_BATCHES.operator])
+
+
+@pytest.mark.parametrize("name", SUMS)
+def test_sums_are_programs_without_other_gradients_as_well(name: str) -> None:
+    """As where one is measured, which replaces nodes that make the same."""
+    function, operator = SUMS[name]
+
+    def alone(*args: Tensor) -> Tensor:
+        return function(*args)[1]
+
+    graph = lowered(alone, inputs())
+    [*_, place] = recognised(graph, [*PROGRAMS, *SUMMING])
+    assert place.operation.operator == operator
+    assert_same(graph, [place], inputs(), alone)
+    graph.nodes = list(place.operation.replaces)
+    graph.buffers |= {one.name: one for one in (place.split.buffers if place.split else ())}
+    [*_, again] = recognised(graph, [*PROGRAMS, *SUMMING])
+    assert again.name == place.name
+    assert again.operation.operator == operator
+
+
+def test_a_table_of_many_entries_has_no_sum_for_each() -> None:
+    def function(*args: Tensor) -> tuple[Tensor, ...]:
+        ds, dq = scores_gradient(*args)
+        entry = torch.arange(ds.shape[-1]) * 20 + torch.arange(ds.shape[-2])[:, None]
+        return dq, torch.ops.aten.embedding_dense_backward(ds.sum(0).permute(1, 2, 0), entry, 600, -1, False)
+
+    graph = lowered(function, inputs())
+    found = recognised(graph, [*PROGRAMS, *SUMMING])
+    nodes = assert_same(graph, found, inputs(), function)
+    assert any(isinstance(node, ir.Scatter) for node in nodes)
+    assert OF_ENTRIES.operator not in [node.operator for node in nodes if isinstance(node, ir.Operation)]
+
+
+def test_rows_that_are_padding_are_in_no_entry() -> None:
+    """And what is added to a table that is not zeros is added to that."""
+
+    def function(*args: Tensor) -> tuple[Tensor, ...]:
+        *args, table = args
+        ds, dq = scores_gradient(*args)
+        entry = (torch.arange(ds.shape[-1]) + torch.arange(ds.shape[-2])[:, None]) % 7
+        made = torch.ops.aten.embedding_dense_backward(ds.sum(0).permute(1, 2, 0), entry, 7, 2, False)
+        flat = ds.sum(0).permute(1, 2, 0).flatten(0, 1)
+        return dq, made, table.index_add(0, entry.flatten(), flat)
+
+    args = [*inputs(), r(7, 3)]
+    graph = lowered(function, args)
+    found = recognised(graph, [*PROGRAMS, *SUMMING])
+    nodes = assert_same(graph, found, args, function)
+    made = [node.operator for node in nodes if isinstance(node, ir.Operation)]
+    assert sorted(made) == sorted([GRADIENT.operator, OF_ENTRIES.operator, OF_ENTRIES.operator])
+
+
+def test_an_entry_outside_of_a_table_is_found() -> None:
+    def function(*args: Tensor) -> tuple[Tensor, ...]:
+        *args, entry = args
+        ds, dq = scores_gradient(*args)
+        return dq, torch.ops.aten.embedding_dense_backward(ds.sum(0).permute(1, 2, 0), entry, 8, -1, False)
+
+    args = [*inputs(), torch.full((20, 30), 9)]
+    graph = lowered(function, args)
+    made = applied(graph, *recognised(graph, [*PROGRAMS, *SUMMING]))
+    assert OF_ENTRIES.operator in [node.operator for node in made.nodes if isinstance(node, ir.Operation)]
+    with pytest.raises(IndexError):
+        evaluate_graph(made, args)
 
 
 def test_gradients_that_read_two_elements_of_the_scores_are_none() -> None:

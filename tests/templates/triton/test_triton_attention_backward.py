@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from functools import partial
 from typing import Any
 
@@ -13,6 +14,7 @@ import kgen
 from kgen.build import triton
 from kgen.cost import model
 from kgen.device import Device
+from kgen.ir.plan import Kernel, members
 from kgen.only import Only, only
 from kgen.rendered.gpu_kernel import TritonKernel
 from kgen.scheduler import Options
@@ -38,6 +40,7 @@ from tests.codegen import rendered
 from tests.kernels import plans
 
 OPERANDS, VALUES = "triton_attention_backward", "triton_attention_backward_values"
+SCORES, TABLE = "triton_attention_backward_scores", "triton_attention_backward_table"
 QUICK = ("causal", "odd", "biased and causal")
 TOLERANCE = {f32: 2e-5, f16: 1e-2, bf16: 6e-2}
 
@@ -96,22 +99,27 @@ def test_runs_of_tiles_depend_on_the_batch(template: str, mask: Score, wanted: s
 
 
 def launches(
-    template: str, wanted: str, args: list[Tensor], gpu: Device, mask: Score = causal
+    template: str, wanted: str | tuple[str, ...], args: list[Tensor], gpu: Device, mask: Score = causal
 ) -> tuple[Problem, dict[Config, TritonKernel]]:
-    """A gradient's problem, and the kernels of the configurations that fit."""
+    """A gradient's problem, and the kernels of the configurations that fit. Others are beside it."""
     function = partial(gradients, score=PLAIN, mask=mask, wanted=wanted)
 
-    def plan_with(config: Config | None) -> tuple[Any, Options]:
-        options = Options(gpu_everywhere=True, only=Only(template, lambda configs: config or next(iter(configs))))
-        return plans(function, *args, options=options).forward, options
+    def plan_with(config: Config | None) -> tuple[Any, Options, Kernel]:
+        def pick(configs: Sequence[Config]) -> Config:
+            return config if config in configs else next(iter(configs))
 
-    plan, _ = plan_with(None)
-    [kernel] = plan.kernels
+        others = tuple(one for one in (OPERANDS, VALUES, SCORES, TABLE) if one != template)
+        options = Options(gpu_everywhere=True, only=Only(template, pick, also=others))
+        plan = plans(function, *args, options=options).forward
+        own = [k for step in plan.kernels for k in members(step) if k.choice is not None and k.choice.template == template]
+        return plan, options, min(own, key=lambda k: chosen_problem(k, plan.graph, gpu).flops)  # a sum, where there is one
+
+    plan, _, kernel = plan_with(None)
     problem = chosen_problem(kernel, plan.graph, gpu)
     made: dict[Config, TritonKernel] = {}
     for config in model.feasible(problem):
-        plan, options = plan_with(config)
-        launch = rendered(plan.kernels[0], plan, "kernel", options).launch
+        plan, options, kernel = plan_with(config)
+        launch = rendered(kernel, plan, "kernel", options).launch
         assert isinstance(launch, TritonKernel)
         made[config] = launch
     return problem, made
@@ -121,8 +129,14 @@ def launches(
 @pytest.mark.slow
 @pytest.mark.parametrize("arch", ARCHES)
 @pytest.mark.parametrize("head", [64, 128])
-@pytest.mark.parametrize(("template", "wanted"), [(OPERANDS, "q"), (OPERANDS, "k"), (VALUES, "v")])
-def test_configurations_fit_without_spills(template: str, wanted: str, head: int, arch: int) -> None:
+@pytest.mark.parametrize(
+    ("template", "wanted"),
+    [
+        (OPERANDS, "q"), (OPERANDS, "k"), (VALUES, "v"), (OPERANDS, ("q", "rows")), (SCORES, ("q", "batches")),
+        (TABLE, ("q", "table")),
+    ],
+)  # fmt: skip
+def test_configurations_fit_without_spills(template: str, wanted: str | tuple[str, ...], head: int, arch: int) -> None:
     args = arguments(PLAIN, causal, (256, 256, head, head), bf16)
     problem, made = launches(template, wanted, args, ARCHES[arch])
     assert made

@@ -11,15 +11,26 @@
 // multiplied by the last operand, in place of the first one; without a second pair `use` has three operands, and `tile1` is null.
 // `reach(b, m0, rows)` may say which columns these rows need to look at, as a KeySpan: for others `score` gives 0.
 // `holds(b, m0, rows)`, unless it is nullptr, says whether that is so: else these rows look at all columns.
+//
+// Sums of scores themselves, with two pairs of operands in front of which `open` has any one:
+//
+//   added_scores<float, float>(threads, {B, M, N, 0, D, V}, how, R, open, score, nullptr, nullptr, store);      // over R batches each
+//   scores_by_entry<float, float>(threads, {B, M, N, C, D, V}, how, open, score, nullptr, nullptr, add, store);
+//
+// The first function's `open`, `score`, `reach` and `holds` get the number of a batch among all B * R, those of one result one behind
+// the other; `store` gets tiles of sums. The second one's `add(b, m0, n0, rows, columns, tile, ld, sums)` adds a tile to the C sums of
+// a batch, and `store(b, 0, 0, 1, C, sums, C)` gets these. They are added up block by block.
 #pragma once
 
 #include "attention.h"
 
 namespace kgen {
 
-// `d` and `v`: elements of a row of each pair; v < 0: there is no second pair.
+// `d` and `v`: elements of a row of each pair; v < 0: there is no second pair. `sums`: the last operand is 1, and e is 1: scores are
+// added up as they are.
 struct RecomputedShape {
   int64_t b, m, n, e, d, v;
+  bool sums = false;
 };
 
 // The operands of one batch. `data`: addresses of memory, as AttentionOperands has them, of the right operands, and of the last one.
@@ -42,10 +53,15 @@ struct Recomputed {
   KeySpan (*reach)(const void* self, int64_t b, int64_t m0, int64_t rows);
   bool (*holds)(const void* self, int64_t b, int64_t m0, int64_t rows);
   void (*store)(const void* self, int64_t b, int64_t m0, int64_t e0, int64_t rows, int64_t columns, const Acc* tile, int64_t ld);
+  // of sums of scores: batches that are added up, 0 where nothing is stored but what `add` makes of tiles; of others -1
+  int64_t added = -1;
+  void (*add)(const void* self, int64_t b, int64_t m0, int64_t n0, int64_t rows, int64_t columns, const Acc* tile, int64_t ld,
+              Acc* sums) = nullptr;
 };
 
 template <class U>
 class RecomputedRun {
+ protected:
   using Word = typename U::Word;
   using Acc = typename U::Acc;
   static constexpr int L = word_lanes<U>, E = U::elements;
@@ -84,7 +100,7 @@ class RecomputedRun {
     });
   }
 
- private:
+ protected:
   // Of a thread: what it computes now, which columns are packed, and its memory.
   struct Thread {
     RecomputedRun* run;
@@ -231,14 +247,31 @@ class RecomputedRun {
       make_scores(own, strip.r, padded, p, columns_of(own, i) + right_at_[p] + begin / P * panel(p), count);
     }
     all_.score(all_.self, own.b, strip.m, span.begin, strip.rows, count, own.scores[0], own.scores[1], score_ld_);
-    for (int64_t r = 0; r < padded; ++r) pack_made(own.scores[0] + r * score_ld_, count, place_of_row(own, r, padded));
     const bool first = !own.started[strip.r];
     own.started[strip.r] = 1;
+    if (shape_.sums) {
+      for (int64_t r = 0; r < strip.rows; ++r) {
+        Acc* const result = own.results + (strip.r + r) * result_ld_;
+        *result = (first ? Acc(0) : *result) + sum_of(own.scores[0] + r * score_ld_, count);
+      }
+      return;
+    }
+    for (int64_t r = 0; r < padded; ++r) pack_made(own.scores[0] + r * score_ld_, count, place_of_row(own, r, padded));
     const Word* const last = columns_of(own, i) + begin / E * P;
     Acc* const results = own.results + strip.r * result_ld_;
     for (int64_t e = 0; e < shape_.e; e += P) {
       multiply_panel<U>(own.made, last + e / P * last_panel_, words_of<U>(count), results + e, result_ld_, padded, first);
     }
+  }
+
+  KGEN_FN static Acc sum_of(const Acc* from, int64_t count) {
+    V total = splat<L>(Acc(0));
+    int64_t n = 0;
+    for (; n + L <= count; n += L) total = add_(total, load<L>(from + n, Full<L>{}));
+    Acc sum = 0;
+    for (; n < count; ++n) sum += from[n];
+    KGEN_UNROLL for (int l = 0; l < L; ++l) sum += total[l];
+    return sum;
   }
 
   void make_scores(const Thread& own, int64_t r, int64_t padded, int p, const Word* right, int64_t count) const {
@@ -294,11 +327,117 @@ class RecomputedRun {
   bool kept_;
 };
 
+// Sums of scores: no last operand multiplies them.
+template <class U>
+class SummedRun : RecomputedRun<U> {
+  using Base = RecomputedRun<U>;
+  using Acc = typename U::Acc;
+  using typename Base::Strip;
+  using typename Base::Thread;
+
+ public:
+  explicit SummedRun(const Recomputed<U>& all) : Base(all) {}
+
+  // Tasks are runs of blocks of rows, which keep a block of sums; or batches, which keep the sums of their entries.
+  void run(int threads) {
+    const bool by_entry = this->all_.added == 0;
+    share_rows<Thread>(threads, this->shape_.b, by_entry ? 1 : this->shape_.m, this->all_.how.m, [&](Thread& own) {
+      if (by_entry) entries_of(own);
+      else blocks_of(own);
+    });
+  }
+
+ private:
+  // A block of scores of one batch.
+  struct Part {
+    const SummedRun* run;
+    Thread* own;
+    int64_t m, rows, i;
+  };
+
+  void blocks_of(Thread& own) const {
+    const int64_t b = own.b, columns = this->block_;
+    for (int64_t m = own.begin; m < own.end; m += this->all_.how.m) {
+      const int64_t rows = smaller(this->all_.how.m, own.end - m);
+      for (int64_t i = 0; i < this->blocks_; ++i) {
+        for (int64_t k = 0; k < this->all_.added; ++k) scores_of(own, b * this->all_.added + k, m, rows, i, k == 0);
+        const int64_t n = i * columns;
+        this->all_.store(this->all_.self, b, m, n, rows, smaller(columns, this->shape_.n - n), own.results, this->result_ld_);
+      }
+    }
+    own.b = b;
+  }
+
+  void entries_of(Thread& own) const {
+    bool first = true;
+    for (int64_t m = 0; m < this->shape_.m; m += this->all_.how.m) {
+      for (int64_t i = 0; i < this->blocks_; ++i, first = false) {
+        scores_of(own, own.b, m, smaller(this->all_.how.m, this->shape_.m - m), i, first);
+      }
+    }
+    this->all_.store(this->all_.self, own.b, 0, 0, 1, this->shape_.e, own.results, this->shape_.e);
+  }
+
+  // Adds a block of scores of one batch to the sums, which begin with the `first` one.
+  void scores_of(Thread& own, int64_t b, int64_t m, int64_t rows, int64_t i, bool first) const {
+    own.b = b;
+    Part part{this, &own, m, rows, i};
+    own.any = first;
+    this->all_.open(this->all_.self, b, &part, [](void* self, const RecomputedOperands<U>& operands) {
+      const auto& part = *static_cast<const Part*>(self);
+      part.run->add_part(part, operands);
+    });
+  }
+
+  void add_part(const Part& part, const RecomputedOperands<U>& operands) const {
+    [[maybe_unused]] const tiles_t<U> registers;
+    Thread& own = *part.own;
+    if (own.results == nullptr) this->place(own, operands);
+    if (own.any) clear(own);
+    own.everywhere = this->all_.reach == nullptr ||
+                     (this->all_.holds != nullptr && !this->all_.holds(this->all_.self, own.b, part.m, part.rows));
+    const int64_t n = part.i * this->block_, count = smaller(this->block_, this->shape_.n - n);
+    if (is_empty(this->span_of(own, part.m, part.rows, n))) return;
+    for (int p = 0; p < 2; ++p) {
+      this->pack_left(own, operands.left[p], p, part.m, part.rows);
+      this->pack_right(own, operands.right[p], p, n, count, own.columns + this->right_at_[p]);
+    }
+    for (int64_t r = 0; r < part.rows; r += Base::kStrip) {
+      const Strip strip{r, part.m + r, smaller(Base::kStrip, part.rows - r)};
+      const KeySpan span = this->span_of(own, strip.m, strip.rows, n);
+      if (!is_empty(span)) add_strip(own, strip, span, n);
+    }
+  }
+
+  void clear(const Thread& own) const {
+    const int64_t count = this->all_.added == 0 ? this->shape_.e : this->rows_ * this->result_ld_;
+    for (int64_t i = 0; i < count; ++i) own.results[i] = Acc(0);
+  }
+
+  void add_strip(const Thread& own, Strip strip, KeySpan span, int64_t n) const {
+    const int64_t padded = round_up(strip.rows, U::row_step), begin = span.begin - n, count = span.end - span.begin;
+    for (int p = 0; p < 2; ++p) {
+      this->make_scores(own, strip.r, padded, p, own.columns + this->right_at_[p] + begin / Base::P * this->panel(p), count);
+    }
+    Acc* const scores = own.scores[0];
+    this->all_.score(this->all_.self, own.b, strip.m, span.begin, strip.rows, count, scores, own.scores[1], this->score_ld_);
+    if (this->all_.added == 0) {
+      this->all_.add(this->all_.self, own.b, strip.m, span.begin, strip.rows, count, scores, this->score_ld_, own.results);
+      return;
+    }
+    for (int64_t r = 0; r < strip.rows; ++r) {
+      Acc* const to = own.results + (strip.r + r) * this->result_ld_ + begin;
+      for (int64_t j = 0; j < count; ++j) to[j] += scores[r * this->score_ld_ + j];
+    }
+  }
+};
+
 template <class U>
 [[gnu::noinline]] void attend_backward(int threads, const Recomputed<U>& all) {
   if (all.shape.b <= 0 || all.shape.m <= 0 || all.shape.e <= 0) return;
   const int64_t work = all.shape.b * larger<int64_t>(all.shape.m, 8) * all.shape.n * (all.shape.d + all.shape.v + all.shape.e);
-  RecomputedRun<U>(all).run(useful_threads(threads, work));
+  if (all.added >= 0) SummedRun<U>(all).run(useful_threads(threads, work * larger<int64_t>(all.added, 1)));
+  else RecomputedRun<U>(all).run(useful_threads(threads, work));
 }
 
 // How generated code's functions are called.
@@ -355,6 +494,43 @@ KGEN_FN void attention_backward(int threads, const RecomputedShape& shape, const
   const F functions{open, score, reach, holds, store};
   attend_backward<U>(threads, {shape, how, &functions, F::opened, F::scored, std::is_null_pointer_v<Reach> ? nullptr : F::reached,
                                std::is_null_pointer_v<Holds> ? nullptr : F::asked, F::stored});
+}
+
+// Sums of scores over batches, see the head of this file.
+template <class A, class B, class Open, class Score, class Reach, class Holds, class Store>
+KGEN_FN void added_scores(int threads, RecomputedShape shape, const AttentionBlocks& how, int64_t batches, const Open& open,
+                          const Score& score, const Reach& reach, const Holds& holds, const Store& store) {
+  using U = unit_t<A, B>;
+  using F = RecomputedFunctions<U, Open, Score, Reach, Holds, Store>;
+  const F functions{open, score, reach, holds, store};
+  shape.e = how.n;  // columns of a block of sums
+  attend_backward<U>(threads, {shape, how, &functions, F::opened, F::scored, std::is_null_pointer_v<Reach> ? nullptr : F::reached,
+                               std::is_null_pointer_v<Holds> ? nullptr : F::asked, F::stored, batches});
+}
+
+// Functions of sums by entry.
+template <class Functions, class Add>
+struct AddingFunctions {
+  Functions rest;  // the first member: what takes these functions for others finds them
+  const Add& add;
+
+  template <class Acc>
+  static void added(const void* self, int64_t b, int64_t m0, int64_t n0, int64_t rows, int64_t columns, const Acc* tile, int64_t ld,
+                    Acc* sums) {
+    static_cast<const AddingFunctions*>(self)->add(b, m0, n0, rows, columns, tile, ld, sums);
+  }
+};
+
+// Sums of scores by entry, see the head of this file.
+template <class A, class B, class Open, class Score, class Reach, class Holds, class Add, class Store>
+KGEN_FN void scores_by_entry(int threads, const RecomputedShape& shape, const AttentionBlocks& how, const Open& open,
+                             const Score& score, const Reach& reach, const Holds& holds, const Add& add, const Store& store) {
+  using U = unit_t<A, B>;
+  using F = RecomputedFunctions<U, Open, Score, Reach, Holds, Store>;
+  using G = AddingFunctions<F, Add>;
+  const G functions{{open, score, reach, holds, store}, add};
+  attend_backward<U>(threads, {shape, how, &functions, F::opened, F::scored, std::is_null_pointer_v<Reach> ? nullptr : F::reached,
+                               std::is_null_pointer_v<Holds> ? nullptr : F::asked, F::stored, 0, G::template added<typename U::Acc>});
 }
 
 }  // namespace kgen
