@@ -19,7 +19,7 @@ that these are never stored. What was rounded to 16 bits between two nodes is no
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial, reduce
 
@@ -152,9 +152,11 @@ def _searched(graph: ir.Graph, options: Options) -> _Found:
     """With nothing that the user wants apart, and nothing that is too long for all templates: two layers of a network may be
     a program, too."""
     found, order = _Found([], []), _order(options)
-    for place in recognised(graph, _registered(graph, options), found.refused):
-        if not _is_short(place.operation, options.device(graph, place.out).kind):
-            continue
+
+    def is_short(operation: ir.Operation, out: str) -> bool:
+        return _is_short(operation, options.device(graph, out).kind)
+
+    for place in recognised(graph, _registered(graph, options), found.refused, is_short):
         apart = Reason.FORBIDDEN if _is_forbidden(place.operation.origin.calls, options.demands) else order
         if apart is None:
             found.standing.append(place)
@@ -180,10 +182,15 @@ def _is_forbidden(calls: Sequence[OperatorCall], demands: Iterable[FusionDemand]
     return any(not demand.wanted and demand.between(calls, calls) for demand in demands)
 
 
-def recognised(graph: ir.Graph, programs: Iterable[Program], near: list[Verdict] | None = None) -> list[Recognised]:
-    """The places in a graph where one of the programs (in canonical form, the first that fits) stands, in program order. One
-    may be a step of another: when that is applied, nobody reads the one any more, and it goes. `near` gets why it
-    stands nowhere else, where most of it does."""
+def recognised(
+    graph: ir.Graph,
+    programs: Iterable[Program],
+    near: list[Verdict] | None = None,
+    takes: Callable[[ir.Operation, str], bool] = lambda *_: True,
+) -> list[Recognised]:
+    """The places in a graph where one of the programs (in canonical form, the first that fits) stands, in program order, among
+    those that something `takes`, in the place of who makes a buffer. One may be a step of another: when that is applied, nobody
+    reads the one any more, and it goes. `near` gets why it stands nowhere else, where most of it does."""
     programs = by_preference(programs)
     if not programs:
         return []
@@ -194,9 +201,9 @@ def recognised(graph: ir.Graph, programs: Iterable[Program], near: list[Verdict]
     for node in graph.nodes:
         meant = ir.meaning_of(node)
         if meant is not None and any(meant.operator == program.key for program in programs):
-            calls.append(Recognised(ir.outs(meant)[0], meant))
+            calls += [Recognised(ir.outs(meant)[0], meant)] if takes(meant, ir.outs(meant)[0]) else []
         else:
-            found += _fittings(graph, reader, node, programs, missed)
+            found += [one for one in _fittings(graph, reader, node, programs, missed) if takes(one.operation, one.out)]
     made = _standing(found)
     if near is not None:
         standing = {one.out for one in made}
@@ -315,14 +322,24 @@ def _together(left: list[_Fitting]) -> list[Recognised]:
         gone = first[0].gone_with(first)
         kept = [one for one in first if one.kept(gone)]
         if not kept:
-            found = [one.recognised(gone) for one in first]
-            names = frozenset(one.name for one in found)
-            return [replace(one, beside=names) for one in found]
+            made = [(one.match.inside, one.recognised(gone)) for one in first]
+            return [replace(one, beside=_connected(inside, made)) for inside, one in made]
         steps = frozenset[str]().union(*(one.match.inside for one in first))
         refused = next((one for one in kept if one.out in steps), kept[0])
         _miss_of_reader(refused, refused.kept(gone))
         left = [one for one in left if one is not refused]
     return []
+
+
+def _connected(inside: frozenset[str], made: Sequence[tuple[frozenset[str], Recognised]]) -> frozenset[str]:
+    """The names of programs that have contractions in common with one, or with others that have: what none of them makes."""
+    names = frozenset[str]()
+    while True:
+        more = [(other, one.name) for other, one in made if one.name not in names and not other.isdisjoint(inside)]
+        if not more:
+            return names
+        names = names.union(name for _, name in more)
+        inside = inside.union(*(other for other, _ in more))
 
 
 def _miss_of_reader(fitting: _Fitting, kept: Sequence[str]) -> None:
