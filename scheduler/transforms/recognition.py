@@ -271,7 +271,8 @@ class _Fitting:
     def recognised(self, gone: Sequence[ir.Node]) -> Recognised:
         """With the nodes that it takes the place of, among those that are gone: others may stand for some of them, too."""
         node, reader = self.end.node, self.search.reader
-        ends = ((reader.makers[out], reader.reads(made)) for out, made in self.instead.items())
+        makers = {**{out: reader.makers[out] for out in self.instead}, self.out: node}
+        ends = ((makers[out], reader.reads(made)) for out, made in self.instead.items())
         own = set[int]().union(*(reader.leading(end, read) for end, read in ends))
         gone = sorted((one for one in gone if id(one) in own), key=lambda one: reader.positions[ir.outs(one)[0]])
         origin = reduce(ir.Origin.joined, (one.origin for one in gone), ir.Origin()).joined(node.origin)

@@ -18,7 +18,9 @@ from kgen.ir.plan import ComboKernel, Schedule, members
 from kgen.ir.verify import verify
 from kgen.only import only
 from kgen.scheduler.analysis.memory import writes
+from kgen.scheduler.transforms.recognition import recognised
 from kgen.scheduler.transforms.subgraph_extraction import extract_subgraph
+from kgen.templates import registry
 from tests.attention_plans import GPU, training_plans
 from tests.attention_spellings import LEARNED, SPELLINGS, Spelling
 from tests.scheduler.selection.test_safe_choices import planned
@@ -141,6 +143,8 @@ def test_sums_of_scores_are_graphs_of_their_own(name: str) -> None:
         assert alone is not None
         verify(alone, "schedule")
         assert not any(isinstance(node, ir.Operation) for node in alone.nodes)
+        programs = registry.programs("cuda")
+        assert {one.out for one in recognised(alone, programs)} == {one.buffer for one in alone.outputs}
         assert len(alone.outputs) == len(list(members(step)))
 
 

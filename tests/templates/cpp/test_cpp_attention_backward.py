@@ -7,6 +7,7 @@ from functools import partial
 
 import pytest
 import torch
+from torch import Tensor
 
 import kgen
 from kgen.only import only
@@ -28,6 +29,7 @@ from tests.attention_gradients import (
 )  # fmt: skip
 
 OPERANDS, VALUES = "cpp_attention_backward", "cpp_attention_backward_values"
+TABLE = "cpp_attention_backward_table"
 TOLERANCE = {f32: 2e-5, f16: 1e-2, bf16: 4e-2}
 QUICK = ("causal", "odd", "biased and causal", "few rows")
 pytestmark = pytest.mark.cpu
@@ -81,6 +83,28 @@ def test_columns_that_a_mask_leaves_out_of_a_batch_are_not_read(template: str, w
     with only(template, lambda configs: configs[-1]), kgen.config.override(cache=False):
         got = torch.compile(function, backend="kgen")(*args)
     torch.testing.assert_close(got, want, rtol=1e-4, atol=1e-4)
+
+
+def by_entry(q: Tensor, k: Tensor, v: Tensor, g: Tensor, lse: Tensor, delta: Tensor, entry: Tensor) -> tuple[Tensor, ...]:
+    """The gradients of queries, and of a table of 8 entries of which the last one is padding."""
+    ds = torch.exp(q @ k.mT * 0.25 - lse[..., None]) * (g @ v.mT - delta[..., None]) * 0.25
+    return ds @ k, torch.ops.aten.embedding_dense_backward(ds.sum(0).permute(1, 2, 0), entry, 8, 7, False)
+
+
+def test_entries_of_a_table_come_from_memory() -> None:
+    """One that the table has not is an error, as where memory is read at it."""
+    args = arguments(PLAIN, None, (40, 70, 16, 16), f32)
+    entry = torch.randint(0, 8, (40, 70), generator=torch.Generator().manual_seed(0))
+    torch._dynamo.reset()
+    with only(OPERANDS, lambda configs: configs[0], also=(TABLE,)), kgen.config.override(cache=False):
+        report = kgen.explain(by_entry, *args, entry, print_report=False)
+        compiled = torch.compile(by_entry, backend="kgen")
+        got = compiled(*args, entry)
+        with pytest.raises(IndexError):
+            compiled(*args, entry + 9)
+    assert any(v.reason is Reason.TEMPLATE and v.detail.startswith(TABLE) for v in report.verdicts), report
+    for one, right in zip(got, by_entry(*(a.double() for a in args), entry), strict=True):
+        torch.testing.assert_close(one.double(), right, rtol=1e-4, atol=1e-4)
 
 
 # ---- the conformance kit ----------------------------------------------------------------------------------------------
