@@ -29,6 +29,7 @@ class Trial(TorchDispatchMode):
         super().__init__()
         self.given, self.layouts = given, layouts
         self.writes = False  # into memory of its own: what nothing reads may still be needed
+        self.written = set[int]()  # all memory that was written into
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         named = _arguments(func, args, kwargs or {})
@@ -47,7 +48,9 @@ class Trial(TorchDispatchMode):
         for argument in func._schema.arguments:
             writes = argument.alias_info is not None and argument.alias_info.is_write
             self.writes |= writes
-            if writes and any(storage_of(one) in self.given for one in _tensors(named.get(argument.name))):
+            storages = {storage_of(one) for one in _tensors(named.get(argument.name))} if writes else set[int]()
+            self.written |= storages
+            if not storages.isdisjoint(self.given):
                 raise Refused(f"{func} writes into what the block is given")
 
 

@@ -27,7 +27,8 @@ def repeat(condition: CompiledBody, body: CompiledBody, given: list[Any], kept: 
     return made
 
 
-def scan(body: CompiledBody, carried: list[Any], rows: list[Any], others: list[Any]) -> list[Any]:
-    """Runs `body` once for each row. It gives the carried values anew, and results that become the rows of tensors."""
-    made: list[Any] = cpp.runtime_library().scan(body.run, carried, rows, others, body.strides)
+def scan(body: CompiledBody, carried: list[Any], rows: list[Any], others: list[Any], kept: tuple[bool, ...]) -> list[Any]:
+    """Runs `body` once for each row. It gives the carried values anew, and results that become the rows of tensors. `kept` says
+    of each carried value whether the body writes into it, and gives None for it."""
+    made: list[Any] = cpp.runtime_library().scan(body.run, carried, rows, others, kept, body.strides)
     return made

@@ -179,12 +179,13 @@ struct Rows {
   }
 };
 
-// (body, carried, rows, others, strides of the body's arguments)
+// (body, carried, rows, others, kept, strides of the body's arguments)
 PyObject* scan(PyObject*, PyObject* const* args, Py_ssize_t count) {
   HANDLE_TH_ERRORS
-  TORCH_CHECK_TYPE(count == 5, "takes five arguments");
+  TORCH_CHECK_TYPE(count == 6, "takes six arguments");
   const Object rows = as_tuple(args[2]);
-  const std::vector<Layout> wanted = layouts(args[4]);
+  const std::vector<Layout> wanted = layouts(args[5]);
+  const auto kept = [&](size_t i) { return item(args[4], static_cast<Py_ssize_t>(i)) == Py_True; };
   const size_t carried = static_cast<size_t>(PyList_GET_SIZE(args[1])), scanned = static_cast<size_t>(length(rows.ptr));
   const auto layout_of = [&](size_t position) { return position < wanted.size() ? wanted[position] : Layout(); };
   std::vector<Scanned> sequences;
@@ -201,13 +202,13 @@ PyObject* scan(PyObject*, PyObject* const* args, Py_ssize_t count) {
     for (size_t i = 0; i < scanned; ++i) given[carried + i] = sequences[i].row(k);
     Object results = run_graph(args[0], given);
     for (size_t i = 0; i < carried; ++i)
-      given[i] = in_layout(Object::borrow(PySequence_Fast_GET_ITEM(results.ptr, static_cast<Py_ssize_t>(i))), layout_of(i));
+      if (!kept(i)) given[i] = in_layout(Object::borrow(PySequence_Fast_GET_ITEM(results.ptr, static_cast<Py_ssize_t>(i))), layout_of(i));
     made.put(results.ptr, carried, k, trips);
     check_signals();
   }
   Object outputs = checked(PyList_New(0));
   for (size_t i = 0; i < carried; ++i)
-    if (PyList_Append(outputs.ptr, given[i].ptr) != 0) checked(nullptr);
+    if (PyList_Append(outputs.ptr, kept(i) ? Py_None : given[i].ptr) != 0) checked(nullptr);
   for (const at::Tensor& one : made.made) {
     Object row = one.defined() ? checked(THPVariable_Wrap(one)) : Object::borrow(Py_None);
     if (PyList_Append(outputs.ptr, row.ptr) != 0) checked(nullptr);

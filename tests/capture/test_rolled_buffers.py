@@ -1,0 +1,144 @@
+"""Unrolled loops that write into tensors from in front of them, as `scan` with carried buffers, against eager in float64."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from tests.capture.test_rolling import compiled, flat, refused, rolled, same, tensors
+
+T = 9
+SIZES = ((T + 2, 3, 4), (T + 2, 3, 4))
+
+
+# ---- what becomes a loop -----------------------------------------------------------------------------------------------
+
+
+def rows(x: Tensor, b: Tensor) -> Any:
+    b = b * 1
+    for t in range(1, T):
+        b[t] = torch.tanh(b[t - 1] + x[t])
+    return b
+
+
+def downwards(x: Tensor, b: Tensor) -> Any:
+    b = b * 1
+    for t in reversed(range(T)):
+        b[t] = torch.tanh(b[t + 1] * x[t])
+    return b.sum(0)
+
+
+def columns_of(x: Tensor, b: Tensor) -> Any:
+    b = b.transpose(0, 2).contiguous()
+    for t in range(2, T):
+        b[:, :, t] = torch.sin(b[:, :, t - 1] - b[:, :, t - 2] * x[t].t())
+    return b
+
+
+def slices(x: Tensor, b: Tensor) -> Any:
+    b = b * 1
+    for t in range(T):
+        b[t : t + 2, 1:] = b[t + 1 : t + 3, :2] * 0.5 + b[0:2, :2] + x[t : t + 2, 1:]
+    return b
+
+
+def stencil(x: Tensor, b: Tensor) -> Any:
+    b = b * 1
+    for t in range(1, T):
+        b[t] = (b[t - 1] + b[t] + b[t + 1]) / 3 + x[0]
+    return b, b[2]
+
+
+def whole(x: Tensor, b: Tensor) -> Any:
+    b, h = b[0] * 2, x[0]
+    for t in range(1, T):
+        h = torch.tanh(h + x[t])
+        b += h
+    return b, h
+
+
+def in_views(x: Tensor, b: Tensor) -> Any:
+    b = b * 1
+    for t in range(1, T):
+        row = b[t]
+        row += b[t - 1]
+        part = row[1:].t()
+        part.mul_(row[0, :, None])
+        b[t] *= x[t]
+        row.sub_(part.sum())
+    return b
+
+
+def diagonal(x: Tensor, b: Tensor) -> Any:
+    b = torch.cat((b.flatten(1), x.flatten(1)), 1)[:, : T + 1] * 1
+    for t in range(1, T):
+        b[t, t] = b[t - 1, t - 1] + b[t, t + 1] * b[t - 1, t]
+    return b
+
+
+def blocks(x: Tensor, b: Tensor) -> Any:
+    b = torch.cat((b.flatten(1), x.flatten(1)), 1)[:, : T + 2] * 1
+    for t in range(1, T):
+        b[t : t + 2, t - 1 : t + 1] = b[t - 1 : t + 1, t : t + 2] * 0.5 + b[t : t + 2, t - 1 : t + 1]
+    return b
+
+
+def elimination(x: Tensor, _b: Tensor) -> Any:
+    a = torch.cat((x.flatten(1)[:T, :T], x.flatten(1)[:T, T:]), 1) + torch.eye(T, T + 3, dtype=x.dtype) * 9
+    at = torch.arange(T)
+    for k in range(T):
+        factors = torch.where(at > k, a[:, k] / a[k, k], 0)
+        a -= factors[:, None] * a[k]
+    return a
+
+
+def two_buffers(x: Tensor, b: Tensor) -> Any:
+    b, c = b * 1, torch.zeros_like(b)
+    for t in range(1, T):
+        c[t] = b[t - 1] + c[t - 1]
+        b[t] = torch.sin(c[t] * x[t])
+    return b, c
+
+
+def state_and_rows(x: Tensor, b: Tensor) -> Any:
+    b, h = b * 1, x[0]
+    for t in range(T):
+        h = torch.tanh(h * x[t] + b[t])
+        b[t + 1] = h
+    return b, h
+
+
+def numbers(x: Tensor, b: Tensor) -> Any:
+    b = b * 1
+    for t in range(1, T):
+        b[t] = b[t - 1] * t + x[t]
+        b[t, 0] = 0.5 * t
+        b[t, 1] = 2
+    return b
+
+
+DIFFERENTIABLE = (rows, slices, blocks, state_and_rows, numbers)
+# In eager, a view that backward needs is overwritten.
+OTHERS = (downwards, columns_of, stencil, whole, in_views, diagonal, elimination, two_buffers)
+
+
+@pytest.mark.parametrize("f", (*DIFFERENTIABLE, *OTHERS), ids=lambda f: f.__name__)
+def test_loops(f: Callable[..., Any]) -> None:
+    found = rolled(f, *tensors(*SIZES), gradients=f in DIFFERENTIABLE)
+    assert "in place" in found.verdicts[-1].detail
+
+
+# ---- through kgen ------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.cpu
+@pytest.mark.parametrize("f", (*DIFFERENTIABLE, *OTHERS), ids=lambda f: f.__name__)
+def test_results(f: Callable[..., Any]) -> None:
+    args = tensors(*SIZES)
+    got, counted = compiled(f, args, "on", gradients=False)
+    assert counted["extern.scan"] == 1
+    torch.testing.assert_close([one.double() for one in got], flat(f(*args)), rtol=1e-4, atol=1e-5)
