@@ -63,6 +63,7 @@ class LoopBody:
         self.rows = dict[Hashable, Node]()
         self.others = dict[Node, None]()
         self.views = dict[int, Hashable]()
+        self.reads = set[int]()  # positions of steps that take another part of a tensor in each iteration, by indices
         self._collect()
         self._made = dict[Any, Node]()
         self.graph = self._built()
@@ -78,6 +79,10 @@ class LoopBody:
             region = regions.of.get(position)
             if position in self.buffers.touched and self.buffers.moves(step):
                 self._note_place(step, regions)
+            elif region is None and self.buffers.is_read(position):
+                self.reads.add(position)
+                mapped(step.args[:1], partial(self._note, step, regions))
+                self._note_place(step, regions)
             elif region is not None and moves(step):
                 self.views[position] = self._row(region, batch_view, region.base, region.access, self.repeat.count)
             else:
@@ -92,9 +97,10 @@ class LoopBody:
 
     def _note_place(self, step: Step, regions: Regions) -> None:
         """What a read or a write at an index that moves takes: what it writes, and rows of indices."""
-        mapped(step.args[2:], partial(self._note, step, regions))
+        if step.nodes[0].target is operator.setitem:
+            mapped(step.args[2], partial(self._note, step, regions))
         for spot in self.buffers.spots(step):
-            self._row(spot, lambda writer, one: one.rows(writer, self.repeat.count), spot)
+            self._row(spot, lambda writer, one: one.rows(writer), spot)
 
     def _row(self, key: Hashable, make: Any, *args: Any) -> Hashable:
         if key not in self.rows:
@@ -135,6 +141,8 @@ class LoopBody:
                 continue
             if position in self.buffers.touched:
                 self._put_access(graph, position, step)
+            elif position in self.reads:
+                self._made[position] = self._memory.gather(step, self._argument(step.args[0]))
             else:
                 self._made[position] = self._write(graph, position)
         graph.output(tuple(self._outputs(graph)))

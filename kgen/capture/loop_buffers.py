@@ -10,7 +10,7 @@ from __future__ import annotations
 import itertools
 import operator
 from collections.abc import Callable, Hashable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -18,7 +18,8 @@ from torch.fx import Graph, Node
 from torch.fx.node import map_arg
 from torch.utils import _pytree as pytree
 
-from kgen.capture.accesses import Access, Span, access_of
+from kgen.capture.accesses import Places, places_of
+from kgen.capture.batch_body import counted
 from kgen.capture.batch_views import Writer
 from kgen.capture.regions import Refused, columns, example, index_of
 from kgen.capture.repeats import Carried, Column, Inside, Repeat, Step, mapped
@@ -31,18 +32,17 @@ aten = torch.ops.aten
 
 @dataclass(frozen=True, slots=True)
 class Spot:
-    """Where iterations are along a dimension of a buffer: one row for each of `count` iterations."""
+    """Where iterations are along a dimension of a tensor."""
 
-    span: Span
+    places: Places
     device: torch.device
 
-    def rows(self, writer: Writer, count: int) -> Node:
-        """Indices (count,), or (count, length) for a slice, int64."""
-        first = writer.call(torch.arange, count, device=self.device)
-        node = writer.method("add", writer.method("mul", first, self.span.advance), self.span.start)
-        if not self.span.kept:
+    def rows(self, writer: Writer) -> Node:
+        """Indices, a row for each iteration: (count,), or (count, length) for a slice, int64."""
+        node = counted(writer, Column(self.places.starts), self.device)
+        if not self.places.kept:
             return node
-        within = writer.method("mul", writer.call(torch.arange, self.span.length, device=self.device), self.span.step)
+        within = writer.method("mul", writer.call(torch.arange, self.places.length, device=self.device), self.places.step)
         return writer.method("add", writer.method("unsqueeze", node, 1), within)
 
 
@@ -61,8 +61,8 @@ class Buffers:
         self.written = dict[int, tuple[Any, ...]]()
         self.names = dict[int, Node]()
         found = {k: nodes for k, step in enumerate(repeat.steps) if (nodes := _written_by(writer, step))}
-        changed = frozenset(storage for node in itertools.chain(*found.values()) for storage in _storages(node))
-        given = changed.intersection(storage for node in self._given() for storage in _storages(node))
+        self.changed = frozenset(storage for node in itertools.chain(*found.values()) for storage in _storages(node))
+        given = self.changed.intersection(storage for node in self._given() for storage in _storages(node))
         if given:
             self._note(given, found)
 
@@ -124,7 +124,7 @@ class Buffers:
             return one
 
         steps = [Step(step.nodes, mapped(step.args, leaf), mapped(step.kwargs, leaf)) for step in self.repeat.steps]
-        return Repeat(self.repeat.count, tuple(steps))
+        return replace(self.repeat, steps=tuple(steps))
 
     def storage(self, leaf: Any) -> int | None:
         """The written memory that an argument is a part of."""
@@ -155,33 +155,48 @@ class Buffers:
     def spots(self, step: Step) -> list[Spot]:
         """Where a step whose index moves is, along each dimension that its index moves along."""
         base, _ = index_of(step) or (None, ())
-        storage = self.storage(base)
-        if storage is None:
-            raise Refused(f"{step.nodes[0].name} has an index of parts of what iterations write")
-        return [Spot(span, example(self.bases[storage]).device) for span in self.access(step).spans if span.advance]
+        return [Spot(one, self.device(base)) for one in self.places(step) if one.moves]
+
+    def is_read(self, position: int) -> bool:
+        """Whether a step takes a copy of another part in each iteration, of what nobody writes as long as it is needed."""
+        step = self.repeat.steps[position]
+        if not self.moves(step) or step.nodes[0].target is operator.setitem or position in self.aliases:
+            return False
+        base, _ = index_of(step) or (None, ())
+        return isinstance(base, Inside | Node) and self.changed.isdisjoint(_storages(step.nodes[0]))
+
+    def device(self, leaf: Any) -> torch.device:
+        """Of the tensor that an argument is."""
+        device: torch.device = example(self._first(leaf)).device
+        return device
+
+    def _first(self, leaf: Any) -> Node:
+        node = self.repeat.steps[leaf.position].nodes[0] if isinstance(leaf, Inside) else leaf
+        if not isinstance(node, Node) or not isinstance(example(node), torch.Tensor):
+            raise Refused("an index that moves is of no tensor")
+        return node
 
     def sizes(self, leaf: Any) -> Sequence[int]:
         """Of the tensor that an argument is."""
-        return tuple(example(self.repeat.steps[leaf.position].nodes[0] if isinstance(leaf, Inside) else leaf).shape)
+        return tuple(example(self._first(leaf)).shape)
 
-    def access(self, step: Step) -> Access:
-        """Of what the step's own index takes of its tensor. Raises Refused where iterations do not differ by one step."""
+    def places(self, step: Step) -> list[Places]:
+        """What a step's own index takes of its tensor. Raises Refused where iterations take parts of other sizes."""
         base, index = index_of(step) or (None, ())
-        access = access_of(self.sizes(base), columns(index, self.repeat.count))
-        moving = [] if access is None else access.moving
-        if access is None or not moving:
-            raise Refused(f"{step.nodes[0].name} is at another place in each iteration, and by no constant step")
-        if any(span.kept for d, span in enumerate(access.spans) if moving[0] < d < moving[-1] and not span.advance):
+        places = places_of(self.sizes(base), columns(index, self.repeat.count))
+        if places is None:
+            raise Refused(f"{step.nodes[0].name} takes parts of other sizes in other iterations, or by more than numbers and slices")
+        moving = [d for d, one in enumerate(places) if one.moves]
+        if any(one.kept for d, one in enumerate(places) if moving and moving[0] < d < moving[-1] and not one.moves):
             raise Refused(f"{step.nodes[0].name} moves along dimensions that are no neighbours")
-        return access
+        return places
 
 
-def _entry(span: Span, size: int) -> Any:
-    if not span.kept:
-        return span.start
-    if (span.start, span.length, span.step) == (0, size, 1):
-        return slice(None)
-    return slice(span.start, span.start + span.extent, span.step)
+def _entry(places: Places, size: int) -> Any:
+    start, length, step = places.starts[0], places.length, places.step
+    if not places.kept:
+        return start
+    return slice(None) if (start, length, step) == (0, size, 1) else slice(start, start + length * step, step)
 
 
 def _written_by(writer: Writer, step: Step) -> list[Node]:
@@ -278,25 +293,30 @@ class Memory:
         step = self.buffers.repeat.steps[position]
         if not self.buffers.moves(step):
             return _Part(self.replay(position))
-        source, indices = self._place(step)
+        base, _ = index_of(step) or (None, ())
+        source, indices = self._place(step, self.value(base))
         return _Part(self.graph.call_function(aten.index.Tensor, (source, list(indices))), source, indices)
 
-    def _place(self, step: Step) -> tuple[Node, tuple[Node | None, ...]]:
+    def gather(self, step: Step, given: Node) -> Node:
+        """The elements of `given` that a step with an index that moves takes."""
+        source, indices = self._place(step, given)
+        return self.graph.call_function(aten.index.Tensor, (source, list(indices)))
+
+    def _place(self, step: Step, given: Node) -> tuple[Node, tuple[Node | None, ...]]:
         """A view of what a step takes by numbers that stay, and indices into it."""
         base, _ = index_of(step) or (None, ())
-        access, device = self.buffers.access(step), example(self.buffers.bases[self._storage(base)]).device
-        source = self._still(self.value(base), access, self.buffers.sizes(base))
-        left = [span for span in access.spans if span.advance or span.kept]
-        wide = sum(1 for span in left if span.advance and span.kept)
+        places = self.buffers.places(step)
+        left = [one for one in places if one.moves or one.kept]
+        wide = sum(1 for one in left if one.moves and one.kept)
         indices = list[Node | None]()
-        for span in left[: 1 + max(d for d, one in enumerate(left) if one.advance)]:
-            indices.append(self._index(Spot(span, device), wide - 1) if span.advance else None)
-            wide -= bool(span.advance and span.kept)
-        return source, tuple(indices)
+        for one in left[: 1 + max((d for d, one in enumerate(left) if one.moves), default=-1)]:
+            indices.append(self._index(Spot(one, self.buffers.device(base)), wide - 1) if one.moves else None)
+            wide -= one.moves and one.kept
+        return self._still(given, places, self.buffers.sizes(base)), tuple(indices)
 
-    def _still(self, node: Node, access: Access, sizes: Sequence[int]) -> Node:
+    def _still(self, node: Node, places: Sequence[Places], sizes: Sequence[int]) -> Node:
         """The view by those entries of an index that are the same in all iterations."""
-        index = [slice(None) if span.advance else _entry(span, size) for span, size in zip(access.spans, sizes, strict=True)]
+        index = [slice(None) if one.moves else _entry(one, size) for one, size in zip(places, sizes, strict=True)]
         if all(entry == slice(None) for entry in index):
             return node
         return self.graph.call_function(operator.getitem, (node, tuple(index)))
@@ -304,18 +324,18 @@ class Memory:
     def _index(self, spot: Spot, behind: int) -> Node:
         """Indices that several slices together make a grid of."""
         row = self.rows(spot)
-        if not spot.span.kept or not behind:
+        if not spot.places.kept or not behind:
             return row
-        return self.graph.call_method("view", (row, (spot.span.length, *[1] * behind)))
+        return self.graph.call_method("view", (row, (spot.places.length, *[1] * behind)))
 
     # ---- writing -------------------------------------------------------------------------------------------------------
 
     def assign(self, step: Step, value: Any) -> None:
         """`buffer[index] = value`, at an index that moves."""
         base = step.args[0]
-        source, indices = self._place(step)
+        source, indices = self._place(step, self.value(base))
         tensor = example(self.buffers.bases[self._storage(base)])
-        kept = sum(1 for span in self.buffers.access(step).spans if span.kept)
+        kept = sum(1 for one in self.buffers.places(step) if one.kept)
         given = step.nodes[0].args[2]
         if isinstance(given, Node) and (not isinstance(example(given), torch.Tensor) or example(given).dim() > kept):
             raise Refused(f"{step.nodes[0].name} writes what has more dimensions")

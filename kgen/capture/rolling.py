@@ -11,6 +11,7 @@ from __future__ import annotations
 import itertools
 import operator
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -28,6 +29,7 @@ from kgen.capture.loop_body import LoopBody
 from kgen.capture.loop_buffers import Buffers
 from kgen.capture.regions import Refused, example, is_view_step
 from kgen.capture.repeats import Carried, Column, Each, Inside, Lifted, Repeat, Step, find_carried, mapped
+from kgen.capture.torch_adapter import is_too_large
 from kgen.capture.trial import storage_of
 from kgen.verdict import Outcome, Reason, Verdict
 
@@ -45,7 +47,7 @@ MOST_STACKED = 1 << 20
 
 def roll_repeats(gm: GraphModule, least: int = LEAST_NODES) -> list[Verdict]:
     """Makes unrolled loops with carried values calls of `scan`, in place: those of which so many nodes are repetition."""
-    verdicts, refused = list[Verdict](), set[Node]()
+    verdicts, refused = list[Verdict](), set[object]()
     if too_dynamic(gm) or any(changes_gradients(node) for node in gm.graph.nodes):
         return verdicts
     for _ in range(LOOPS):
@@ -59,11 +61,12 @@ def roll_repeats(gm: GraphModule, least: int = LEAST_NODES) -> list[Verdict]:
     return verdicts
 
 
-def _first_rolled(gm: GraphModule, least: int, refused: set[Node], verdicts: list[Verdict]) -> Verdict | None:
+def _first_rolled(gm: GraphModule, least: int, refused: set[object], verdicts: list[Verdict]) -> Verdict | None:
     """Rolls the longest loop that can be, and notes why longer ones cannot."""
     for found in find_carried(list(gm.graph.nodes)):
         nodes, names = list(found.nodes), (found.steps[0].nodes[0].name, found.steps[-1].nodes[-1].name)
-        if not refused.isdisjoint(nodes):
+        whole = nodes[0], found.count, len(found.steps)
+        if whole in refused or not refused.isdisjoint(nodes):
             continue
         if (found.count - 1) * len(found.steps) < least:
             if found.count >= LEAST_NOTED:
@@ -74,12 +77,12 @@ def _first_rolled(gm: GraphModule, least: int, refused: set[Node], verdicts: lis
             detail = _roll(gm, found, refused)
             return Verdict(*names, Outcome.ROLLED, Reason.CARRIED_ITERATIONS, detail=detail)
         except Refused as cause:
-            refused.update(nodes)
+            refused.update([whole] if found.nested else nodes)  # where loops in loops are none, their inner ones may be
             verdicts.append(Verdict(*names, Outcome.ILLEGAL, Reason.UNROLLED, detail=str(cause)))
     return None
 
 
-def _roll(gm: GraphModule, repeat: Repeat, written: set[Node]) -> str:
+def _roll(gm: GraphModule, repeat: Repeat, written: set[object]) -> str:
     """Writes the loop in front of the blocks, and erases these; `written` gets its nodes. Raises Refused, and leaves the graph
     as it was."""
     writer = Writer(gm.graph, repeat.steps[0].nodes[0])
@@ -164,10 +167,19 @@ class _Loop:
         wants = self.writer.has_gradients and any(one.requires_grad for node in sources for one in _tensors(node))
         if wants and not torch_adapter.has_right_scan():
             raise Refused(f"gradients of the scan of torch {torch.__version__} are wrong")
+        if wants:
+            self._check_kept(sources)
         for nodes in (*(self.repeat.steps[position].nodes for position in needed), self.buffers.bases.values()):
             for node in nodes:
                 if any(one.requires_grad != wants and one.dtype.is_floating_point for one in _tensors(node)):
                     raise Refused(f"{node.name} wants gradients otherwise than what is computed next to it")
+
+    def _check_kept(self, sources: set[Node]) -> None:
+        """Backward may need what a buffer was in each iteration. Raises Refused where that takes too much memory."""
+        given = max((_bytes(node) for node in sources), default=0)
+        for base in self.buffers.bases.values():
+            if is_too_large(_bytes(base) * self.repeat.count, given):
+                raise Refused(f"{base.name} of all iterations would take {_bytes(base) * self.repeat.count:,} bytes")
 
     def _sources(self, given: Sequence[Node]) -> set[Node]:
         """What has been there before, among nodes and what these are made of: nodes that were written here say nothing."""
@@ -262,6 +274,10 @@ def _tensors(node: Node) -> list[torch.Tensor]:
     return [one for one in pytree.tree_leaves(example(node)) if isinstance(one, torch.Tensor)]
 
 
+def _bytes(node: Node) -> int:
+    return sum(one.numel() * one.element_size() for one in _tensors(node))
+
+
 def _leaves(steps: Sequence[Step], kind: Any) -> Iterator[Any]:
     found = list[Any]()
     for step in steps:
@@ -321,16 +337,14 @@ def _with_stacks(writer: Writer, repeat: Repeat) -> Repeat:
         if nodes not in made:
             _check_kinds(nodes)
             rows = _unbound(writer, nodes)
-            copied += (
-                0 if rows is not None else sum(one.numel() * one.element_size() for node in nodes for one in _tensors(node))
-            )
+            copied += 0 if rows is not None else sum(map(_bytes, nodes))
             if copied > MOST_STACKED:
                 raise Refused(f"{nodes[0].name} and its like would be copied to be rows of one tensor")
             made[nodes] = _rows_of(writer, nodes, rows)
         return made[nodes]
 
     steps = [Step(step.nodes, mapped(step.args, leaf), mapped(step.kwargs, leaf)) for step in repeat.steps]
-    return Repeat(repeat.count, tuple(steps))
+    return replace(repeat, steps=tuple(steps))
 
 
 def _from_tuple(leaf: Any) -> tuple[Node, ...] | None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from collections.abc import Callable
 from typing import Any
 
@@ -130,6 +131,88 @@ OTHERS = (downwards, columns_of, stencil, whole, in_views, diagonal, elimination
 def test_loops(f: Callable[..., Any]) -> None:
     found = rolled(f, *tensors(*SIZES), gradients=f in DIFFERENTIABLE)
     assert "in place" in found.verdicts[-1].detail
+
+
+# ---- drawn programs ----------------------------------------------------------------------------------------------------
+
+ROWS, WIDTH = 8, 5
+Place = tuple[Any, ...]
+
+
+def _place(pick: random.Random, nested: bool) -> Callable[[int, int], Place]:
+    """An index of a matrix, which gives a row or a part of one, with numbers that advance."""
+    a, b = pick.randint(0, 2), pick.randint(0, 2)
+    kind = pick.choice(("row", "part", "block", "still", "point") if not nested else ("row", "point", "across", "still"))
+    return {
+        "row": lambda i, j: (i + a,),
+        "part": lambda i, j: (i + a, slice(b, b + 2)),
+        "block": lambda i, j: (slice(i + a, i + a + 2), slice(b, None, 2)),
+        "still": lambda i, j: (a, slice(b, b + 3)),
+        "point": lambda i, j: (i + a, j + b) if nested else (i + a, b),
+        "across": lambda i, j: (slice(a, a + 3), j + b),
+    }[kind]
+
+
+def drawn(seed: int) -> Callable[..., Any]:
+    """A loop, or a loop in a loop, over one to three buffers that are read, written, and changed through views."""
+    pick = random.Random(seed)
+    nested, count = pick.random() < 0.3, pick.randint(1, 3)
+    kinds = ("assign", "assign", "add", "through", "mask", "whole", "number", "carry")
+    body = [
+        (pick.choice(kinds), pick.randrange(count), pick.randrange(count), _place(pick, nested), _place(pick, nested))
+        for _ in range(pick.randint(1, 4))
+    ]
+    late, every = pick.random() < 0.3, pick.random() < 0.3
+
+    def f(x: Tensor, *given: Tensor) -> Any:
+        buffers, h, rows = [one * 1 for one in given[:count]], x[0, 0] * 1, []
+        steps = [(i, j) for i in range(4) for j in range(3)] if nested else [(t, 0) for t in range(ROWS - 3)]
+        for i, j in steps:
+            for kind, to, source, there, here in body:
+                h = _statement(kind, buffers[to], buffers[source], there(i, j), here(i, j), x[i], h, i)
+            rows.append(h)
+        return buffers, h, torch.stack(rows) if every else None, buffers[0][2] if late else None
+
+    return f
+
+
+def _statement(kind: str, to: Tensor, source: Tensor, there: Place, here: Place, row: Tensor, h: Tensor, i: int) -> Tensor:
+    value = torch.tanh(source[here].sum() + row[0] * h)
+    if kind == "assign":
+        to[there] = value
+    elif kind == "add":
+        to[there] += value
+    elif kind == "through":
+        part = to[there]
+        part.mul_(0.5)
+        part.unsqueeze(0)[0].add_(value)
+    elif kind == "mask":
+        to[source > h] = 0.25
+    elif kind == "whole":
+        to.mul_(value)
+    elif kind == "number":
+        to[there] = i * 0.125
+    return torch.sin(h + value) if kind == "carry" else h
+
+
+def check_drawn(seed: int) -> int:
+    found = same(drawn(seed), *tensors((ROWS, WIDTH), *[(ROWS, WIDTH)] * 3), gradients=False)
+    return found.loops
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_drawn_programs(seed: int) -> None:
+    check_drawn(seed)
+
+
+def test_most_drawn_programs_are_loops() -> None:
+    assert sum(check_drawn(seed) > 0 for seed in range(20, 26)) >= 5
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", range(100, 300))
+def test_many_drawn_programs(seed: int) -> None:
+    check_drawn(seed)
 
 
 # ---- through kgen ------------------------------------------------------------------------------------------------------
