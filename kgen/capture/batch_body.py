@@ -132,7 +132,8 @@ def counted(writer: Writer, column: Column, device: torch.device) -> Node:
     node = writer.call(torch.arange, len(column.values), device=device)
     if m:
         over = writer.method("mul", writer.method("div", node, m, rounding_mode="floor"), outer)
-        return writer.method("add", writer.method("add", over, first), writer.method("mul", writer.method("remainder", node, m), step))
+        within = writer.method("mul", writer.method("remainder", node, m), step)
+        return writer.method("add", writer.method("add", over, first), within)
     if isinstance(step, float):
         node = writer.method("to", node, torch.float64)
     return writer.method("add", writer.method("mul", node, step), first)

@@ -210,7 +210,7 @@ def _invoke(subgraph: Any, _identifier: Any, *operands: Any) -> Any:
 
 
 def _scan(combine_fn: Any, init: Sequence[Any], xs: Sequence[Any], additional_inputs: Sequence[Any] = ()) -> Sequence[Any]:
-    """The last carried values, and each iteration's other results as rows. Carried buffers that the body writes into are None."""
+    """The last carried values, and each iteration's other results as rows. Buffers that the body writes into are None."""
     count = xs[0].shape[0] if xs else 0
     if not count:
         result: Sequence[Any] = generic_scan(combine_fn, init, xs, additional_inputs=additional_inputs)

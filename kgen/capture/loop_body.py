@@ -1,7 +1,7 @@
 """One iteration of a loop with carried values as a graph of its own, with the proof that it is a function.
 
 The graph takes what iterations carry, then rows, then what is the same in all iterations. It gives the carried values anew,
-and results of which each iteration makes a row. That is the body of `scan`. Buffers that iterations write into are carried, too.
+and results of which each iteration makes a row. That is the body of `scan`. Buffers that iterations write into are carried.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from torch.utils import _pytree as pytree
 
 from kgen.capture.batch_body import moves, numbers
 from kgen.capture.batch_views import Writer, batch_view
-from kgen.capture.loop_buffers import Buffers, Memory, Spot
+from kgen.capture.loop_buffers import Buffers, Memory
 from kgen.capture.regions import Refused, Regions, example
 from kgen.capture.repeats import Carried, Column, Inside, Lifted, Repeat, Step, mapped
 from kgen.capture.torch_adapter import own_fake_mode
@@ -65,6 +65,7 @@ class LoopBody:
         self.views = dict[int, Hashable]()
         self.reads = set[int]()  # positions of steps that take another part of a tensor in each iteration, by indices
         self._collect()
+        self._check_parts()
         self._made = dict[Any, Node]()
         self.graph = self._built()
         self._check()
@@ -214,13 +215,15 @@ class LoopBody:
 
     # ---- is it a function? ---------------------------------------------------------------------------------------------
 
+    def _check_parts(self) -> None:
+        parts = self.buffers.aliases.keys() - self.buffers.names.keys()
+        if not parts.isdisjoint((*(leaf.position for leaf in self.carried), *self.results)):
+            raise Refused("parts of what iterations write are carried, or needed behind the loop")
+
     def _check(self) -> None:
         """Raises Refused."""
         if not self.carried and not self.buffers:
             raise Refused("iterations carry nothing")
-        parts = self.buffers.aliases.keys() - self.buffers.names.keys()
-        if not parts.isdisjoint((*(leaf.position for leaf in self.carried), *self.results)):
-            raise Refused("parts of what iterations write are carried, or needed behind the loop")
         for one, node in zip(self.wanted, self.graph.graph.output_node().args[0], strict=True):  # type: ignore[arg-type]
             if not isinstance(one, torch.Tensor) or not one.is_contiguous():
                 raise Refused(f"{node} is carried or needed behind the loop, and is no contiguous tensor")

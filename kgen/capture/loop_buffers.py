@@ -185,7 +185,7 @@ class Buffers:
         base, index = index_of(step) or (None, ())
         places = places_of(self.sizes(base), columns(index, self.repeat.count))
         if places is None:
-            raise Refused(f"{step.nodes[0].name} takes parts of other sizes in other iterations, or by more than numbers and slices")
+            raise Refused(f"{step.nodes[0].name} takes parts of other sizes in other iterations, or not by numbers and slices")
         moving = [d for d, one in enumerate(places) if one.moves]
         if any(one.kept for d, one in enumerate(places) if moving and moving[0] < d < moving[-1] and not one.moves):
             raise Refused(f"{step.nodes[0].name} moves along dimensions that are no neighbours")
@@ -251,9 +251,7 @@ class Memory:
 
     `rows` gives the placeholder of a Spot, `replay` writes a step with its arguments."""
 
-    def __init__(
-        self, graph: Graph, buffers: Buffers, rows: Callable[[Hashable], Node], replay: Callable[[int], Node]
-    ) -> None:
+    def __init__(self, graph: Graph, buffers: Buffers, rows: Callable[[Hashable], Node], replay: Callable[[int], Node]) -> None:
         self.graph, self.buffers, self.rows, self.replay = graph, buffers, rows, replay
         self.copies = dict[int, Node]()
         self._parts = dict[int, tuple[_Part, int]]()

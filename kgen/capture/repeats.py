@@ -47,7 +47,7 @@ class Column:
 
     @property
     def rhythm(self) -> tuple[int, Any, Any]:
-        """(m, outer, inner): in block k it is `values[0] + outer * (k // m) + inner * (k % m)`. m is 0 for one step, `inner`."""
+        """(m, outer, inner): in block k, `values[0] + outer * (k // m) + inner * (k % m)`. m is 0 for one step, `inner`."""
         first, inner = self.values[0], self.values[1] - self.values[0]
         m = next((k for k, value in enumerate(self.values) if repr(value) != repr(first + k * inner)), 0)
         return m, self.values[m] - first if m else 0, inner
@@ -209,13 +209,10 @@ def find_carried(nodes: Sequence[Node]) -> list[Repeat]:
         for begin, end in runs(ids, period):
             plain = list(_carried_in_run(_Blocks(nodes, order, period, carries=True), begin, end))
             found += plain
-            if sum(one.count for one in plain) > max((one.count for one in plain), default=0):
-                found += filter(_is_nested, _carried_in_run(_Blocks(nodes, order, period, carries=True, nests=True), begin, end))
+            if len(plain) > 1:
+                blocks = _Blocks(nodes, order, period, carries=True, nests=True)
+                found += [one for one in _carried_in_run(blocks, begin, end) if one.nested]
     return sorted(found, key=lambda one: (-(one.count - 1) * len(one.steps), len(one.steps)))
-
-
-def _is_nested(repeat: Repeat) -> bool:
-    return repeat.nested
 
 
 def _carried_in_run(blocks: _Blocks, begin: int, end: int) -> Iterator[Repeat]:

@@ -127,10 +127,175 @@ DIFFERENTIABLE = (rows, slices, blocks, state_and_rows, numbers)
 OTHERS = (downwards, columns_of, stencil, whole, in_views, diagonal, elimination, two_buffers)
 
 
-@pytest.mark.parametrize("f", (*DIFFERENTIABLE, *OTHERS), ids=lambda f: f.__name__)
+@pytest.mark.parametrize("f", [*DIFFERENTIABLE, *OTHERS], ids=lambda f: f.__name__)
 def test_loops(f: Callable[..., Any]) -> None:
     found = rolled(f, *tensors(*SIZES), gradients=f in DIFFERENTIABLE)
     assert "in place" in found.verdicts[-1].detail
+
+
+def suppression(x: Tensor, b: Tensor) -> Any:
+    scores, alive, kept = x.flatten(), x.flatten() * 1, b.new_zeros(T)
+    for t in range(T):
+        best = alive.argmax()[None]
+        kept[t] = alive[best][0]
+        alive[(scores - scores[best]).abs() < 0.1] = -9
+        alive[best] = -9
+    return kept
+
+
+def life(x: Tensor, b: Tensor) -> Any:
+    board = (torch.cat((x, b), 2).flatten(1) > 0).to(x.dtype)
+    for _ in range(T):
+        inner = board[1:-1, 1:-1]
+        near = sum(board[1 + i : board.shape[0] - 1 + i, 1 + j : board.shape[1] - 1 + j] for i, j in NEAR)
+        inner.copy_((near == 3) | ((inner == 1) & (near == 2)))
+    return board
+
+
+NEAR = [(i, j) for i in (-1, 0, 1) for j in (-1, 0, 1) if i or j]
+
+
+def whole_board(x: Tensor, b: Tensor) -> Any:
+    board = (torch.cat((x, b), 2).flatten(1) > 0).to(x.dtype)
+    for _ in range(T):
+        near = sum(board.roll((i, j), (0, 1)) for i, j in NEAR)
+        board.copy_((near == 3) | ((board == 1) & (near == 2)))
+    return board
+
+
+def edit_distance(x: Tensor, b: Tensor) -> Any:
+    one, other = (x.flatten()[:7] > 0), (b.flatten()[:6] > 0)
+    d = torch.zeros(8, 7)
+    d[:, 0], d[0] = torch.arange(8), torch.arange(7)
+    for i in range(1, 8):
+        for j in range(1, 7):
+            changed = d[i - 1, j - 1] + (one[i - 1] != other[j - 1])
+            d[i, j] = torch.minimum(torch.minimum(d[i - 1, j] + 1, d[i, j - 1] + 1), changed)
+    return d[7, 6] * 1, d
+
+
+def edit_distance_by_rows(x: Tensor, b: Tensor) -> Any:
+    one, other, at = (x.flatten()[:T] > 0), (b.flatten()[:6] > 0), torch.arange(7)
+    d = torch.zeros(T + 1, 7, dtype=torch.int64)
+    d[:, 0], d[0] = torch.arange(T + 1), at
+    for i in range(1, T + 1):
+        changed = torch.minimum(d[i - 1, 1:] + 1, d[i - 1, :-1] + (other != one[i - 1]))
+        d[i] = (torch.cat((d[i, :1], changed)) - at).cummin(0).values + at
+    return d
+
+
+def grid(x: Tensor, b: Tensor) -> Any:
+    u = torch.cat((x, b), 2).flatten(1)[:8, :8] * 1
+    for i in range(1, 7):
+        for j in range(1, 7):
+            u[i, j] = (u[i - 1, j] + u[i, j - 1] + u[i, j + 1] + u[i + 1, j]) * 0.25 + x[i, 0, 0]
+    return u
+
+
+def caches(x: Tensor, b: Tensor) -> Any:
+    keys, values, out = b.flatten(1) * 1, b.flatten(1) * 1, x.flatten(1) * 0
+    at = torch.arange(x.shape[0])
+    for t in range(T):
+        keys[t], values[t] = x[t].flatten() * 2, x[t].flatten() + 1
+        scores = torch.where(at <= t, keys @ x[t].flatten(), float("-inf"))
+        out[t] = torch.softmax(scores, 0) @ values
+    return out, keys
+
+
+ALGORITHMS = (suppression, life, whole_board, edit_distance, edit_distance_by_rows, grid, caches)
+
+
+@pytest.mark.parametrize("f", ALGORITHMS, ids=lambda f: f.__name__)
+def test_algorithms(f: Callable[..., Any]) -> None:
+    assert "in place" in rolled(f, *tensors(*SIZES), gradients=False).verdicts[-1].detail
+
+
+def test_nodes_of_a_loop_in_a_loop_do_not_grow() -> None:
+    def f(u: Tensor) -> Tensor:
+        for i in range(1, u.shape[0]):
+            for j in range(u.shape[1]):
+                u[i, j] = torch.sin(u[i - 1, j] + u[i, j])
+        return u
+
+    counts = {same(f, *tensors((n, n + 1)), gradients=False).after for n in (5, 8, 12)}
+    assert len(counts) == 1
+
+
+def test_gradients_through_views_that_are_copied() -> None:
+    """Where backward needs rows, eager wants copies of them: a buffer is written again."""
+
+    def f(x: Tensor, b: Tensor) -> Any:
+        b = b * 1
+        for t in range(1, T):
+            b[t] = b[t - 1].clone() * x[t] + b[t + 1].clone() * b[t].clone()
+        return b
+
+    rolled(f, *tensors(*SIZES))
+
+
+# ---- what stays unrolled -----------------------------------------------------------------------------------------------
+
+
+def test_parts_of_other_sizes() -> None:
+    def f(x: Tensor, b: Tensor) -> Any:
+        a = x.flatten(1)[:T, :T] + torch.eye(T, dtype=x.dtype) * 9
+        for k in range(T - 1):
+            a[k + 1 :, k] /= a[k, k]
+            a[k + 1 :, k + 1 :] -= a[k + 1 :, k, None] * a[k, k + 1 :]
+        return a
+
+    refused(f, "parts of other sizes", *tensors(*SIZES), gradients=False)
+
+
+def test_memory_that_has_two_names() -> None:
+    def f(x: Tensor, b: Tensor) -> Any:
+        b = b * 1
+        rows = b[1:]
+        for t in range(1, T):
+            b[t] = torch.tanh(rows[t] + x[t])
+        return b
+
+    refused(f, "shares memory with", *tensors(*SIZES), gradients=False)
+
+
+def test_layouts_that_are_not_contiguous() -> None:
+    def f(x: Tensor, b: Tensor) -> Any:
+        b = (b * 1).transpose(1, 2)
+        for t in range(1, T):
+            b[t] = torch.tanh(b[t - 1] + x[t].t())
+        return b
+
+    refused(f, "no contiguous tensor", *tensors(*SIZES), gradients=False)
+
+
+def test_parts_that_are_carried_or_needed() -> None:
+    def carried(x: Tensor, b: Tensor) -> Any:
+        b, last = b * 1, b[0]
+        for t in range(1, T):
+            last, b[t] = b[t], last + x[t]
+        return b, last
+
+    def first(x: Tensor, b: Tensor) -> Any:
+        b = b * 1
+        h = b[1]
+        for t in range(1, T):
+            b[t] = h + x[t]
+            h = torch.sin(h * 2)
+        return b, h
+
+    refused(carried, "carried, or needed behind", *tensors(*SIZES), gradients=False)
+    refused(first, "shares memory with", *tensors(*SIZES), gradients=False)
+
+
+def test_memory_for_backward() -> None:
+    def f(x: Tensor, b: Tensor) -> Any:
+        b = b.repeat(1, 100, 100)
+        for t in range(1, T):
+            b[t] = torch.tanh(b[t - 1] + x[t, 0, 0])
+        return b.sum()
+
+    refused(f, "bytes", *tensors(*SIZES))
+    rolled(f, *tensors(*SIZES), gradients=False)
 
 
 # ---- drawn programs ----------------------------------------------------------------------------------------------------
@@ -219,7 +384,7 @@ def test_many_drawn_programs(seed: int) -> None:
 
 
 @pytest.mark.cpu
-@pytest.mark.parametrize("f", (*DIFFERENTIABLE, *OTHERS), ids=lambda f: f.__name__)
+@pytest.mark.parametrize("f", [*DIFFERENTIABLE, *OTHERS], ids=lambda f: f.__name__)
 def test_results(f: Callable[..., Any]) -> None:
     args = tensors(*SIZES)
     got, counted = compiled(f, args, "on", gradients=False)
