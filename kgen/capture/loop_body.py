@@ -64,7 +64,8 @@ class LoopBody:
         self.others = dict[Node, None]()
         self.views = dict[int, Hashable]()
         self.reads = set[int]()  # positions of steps that take another part of a tensor in each iteration, by indices
-        self._collect()
+        self._regions = Regions(repeat)
+        self._collect(self._regions)
         self._check_parts()
         self._made = dict[Any, Node]()
         self.graph = self._built()
@@ -74,8 +75,7 @@ class LoopBody:
 
     # ---- what goes in --------------------------------------------------------------------------------------------------
 
-    def _collect(self) -> None:
-        regions = Regions(self.repeat)
+    def _collect(self, regions: Regions) -> None:
         for position, step in self.steps.items():
             region = regions.of.get(position)
             if position in self.buffers.touched and self.buffers.moves(step):
@@ -165,7 +165,7 @@ class LoopBody:
         if isinstance(leaf, Carried):
             return self._made[_register(self.carried, leaf)]
         if isinstance(leaf, Lifted):
-            return self._made[Regions(self.repeat).lifted(leaf)]
+            return self._made[self._regions.lifted(leaf)]
         return self._made[leaf] if isinstance(leaf, Node | Column) else leaf
 
     def _put_access(self, graph: Graph, position: int, step: Step) -> None:

@@ -18,7 +18,7 @@ from torch.fx import Graph, Node
 from torch.fx.node import map_arg
 from torch.utils import _pytree as pytree
 
-from kgen.capture.accesses import Places, places_of
+from kgen.capture.accesses import Offsets, offsets_of
 from kgen.capture.batch_body import counted
 from kgen.capture.batch_views import Writer
 from kgen.capture.regions import Refused, columns, example, index_of
@@ -34,15 +34,15 @@ aten = torch.ops.aten
 class Spot:
     """Where iterations are along a dimension of a tensor."""
 
-    places: Places
+    offsets: Offsets
     device: torch.device
 
     def rows(self, writer: Writer) -> Node:
         """Indices, a row for each iteration: (count,), or (count, length) for a slice, int64."""
-        node = counted(writer, Column(self.places.starts), self.device)
-        if not self.places.kept:
+        node = counted(writer, Column(self.offsets.starts), self.device)
+        if not self.offsets.kept:
             return node
-        within = writer.method("mul", writer.call(torch.arange, self.places.length, device=self.device), self.places.step)
+        within = writer.method("mul", writer.call(torch.arange, self.offsets.length, device=self.device), self.offsets.step)
         return writer.method("add", writer.method("unsqueeze", node, 1), within)
 
 
@@ -155,7 +155,7 @@ class Buffers:
     def spots(self, step: Step) -> list[Spot]:
         """Where a step whose index moves is, along each dimension that its index moves along."""
         base, _ = index_of(step) or (None, ())
-        return [Spot(one, self.device(base)) for one in self.places(step) if one.moves]
+        return [Spot(one, self.device(base)) for one in self.offsets(step) if one.moves]
 
     def is_read(self, position: int) -> bool:
         """Whether a step takes a copy of another part in each iteration, of what nobody writes as long as it is needed."""
@@ -180,21 +180,21 @@ class Buffers:
         """Of the tensor that an argument is."""
         return tuple(example(self._first(leaf)).shape)
 
-    def places(self, step: Step) -> list[Places]:
+    def offsets(self, step: Step) -> list[Offsets]:
         """What a step's own index takes of its tensor. Raises Refused where iterations take parts of other sizes."""
         base, index = index_of(step) or (None, ())
-        places = places_of(self.sizes(base), columns(index, self.repeat.count))
-        if places is None:
+        offsets = offsets_of(self.sizes(base), columns(index, self.repeat.count))
+        if offsets is None:
             raise Refused(f"{step.nodes[0].name} takes parts of other sizes in other iterations, or not by numbers and slices")
-        moving = [d for d, one in enumerate(places) if one.moves]
-        if any(one.kept for d, one in enumerate(places) if moving and moving[0] < d < moving[-1] and not one.moves):
+        moving = [d for d, one in enumerate(offsets) if one.moves]
+        if any(one.kept for d, one in enumerate(offsets) if moving and moving[0] < d < moving[-1] and not one.moves):
             raise Refused(f"{step.nodes[0].name} moves along dimensions that are no neighbours")
-        return places
+        return offsets
 
 
-def _entry(places: Places, size: int) -> Any:
-    start, length, step = places.starts[0], places.length, places.step
-    if not places.kept:
+def _entry(offsets: Offsets, size: int) -> Any:
+    start, length, step = offsets.starts[0], offsets.length, offsets.step
+    if not offsets.kept:
         return start
     return slice(None) if (start, length, step) == (0, size, 1) else slice(start, start + length * step, step)
 
@@ -303,18 +303,18 @@ class Memory:
     def _place(self, step: Step, given: Node) -> tuple[Node, tuple[Node | None, ...]]:
         """A view of what a step takes by numbers that stay, and indices into it."""
         base, _ = index_of(step) or (None, ())
-        places = self.buffers.places(step)
-        left = [one for one in places if one.moves or one.kept]
+        offsets = self.buffers.offsets(step)
+        left = [one for one in offsets if one.moves or one.kept]
         wide = sum(1 for one in left if one.moves and one.kept)
         indices = list[Node | None]()
         for one in left[: 1 + max((d for d, one in enumerate(left) if one.moves), default=-1)]:
             indices.append(self._index(Spot(one, self.buffers.device(base)), wide - 1) if one.moves else None)
             wide -= one.moves and one.kept
-        return self._still(given, places, self.buffers.sizes(base)), tuple(indices)
+        return self._still(given, offsets, self.buffers.sizes(base)), tuple(indices)
 
-    def _still(self, node: Node, places: Sequence[Places], sizes: Sequence[int]) -> Node:
+    def _still(self, node: Node, offsets: Sequence[Offsets], sizes: Sequence[int]) -> Node:
         """The view by those entries of an index that are the same in all iterations."""
-        index = [slice(None) if one.moves else _entry(one, size) for one, size in zip(places, sizes, strict=True)]
+        index = [slice(None) if one.moves else _entry(one, size) for one, size in zip(offsets, sizes, strict=True)]
         if all(entry == slice(None) for entry in index):
             return node
         return self.graph.call_function(operator.getitem, (node, tuple(index)))
@@ -322,9 +322,9 @@ class Memory:
     def _index(self, spot: Spot, behind: int) -> Node:
         """Indices that several slices together make a grid of."""
         row = self.rows(spot)
-        if not spot.places.kept or not behind:
+        if not spot.offsets.kept or not behind:
             return row
-        return self.graph.call_method("view", (row, (spot.places.length, *[1] * behind)))
+        return self.graph.call_method("view", (row, (spot.offsets.length, *[1] * behind)))
 
     # ---- writing -------------------------------------------------------------------------------------------------------
 
@@ -333,7 +333,7 @@ class Memory:
         base = step.args[0]
         source, indices = self._place(step, self.value(base))
         tensor = example(self.buffers.bases[self._storage(base)])
-        kept = sum(1 for one in self.buffers.places(step) if one.kept)
+        kept = sum(1 for one in self.buffers.offsets(step) if one.kept)
         given = step.nodes[0].args[2]
         if isinstance(given, Node) and (not isinstance(example(given), torch.Tensor) or example(given).dim() > kept):
             raise Refused(f"{step.nodes[0].name} writes what has more dimensions")

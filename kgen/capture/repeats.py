@@ -210,7 +210,7 @@ def find_carried(nodes: Sequence[Node]) -> list[Repeat]:
             plain = list(_carried_in_run(_Blocks(nodes, order, period, carries=True), begin, end))
             found += plain
             if len(plain) > 1:
-                blocks = _Blocks(nodes, order, period, carries=True, nests=True)
+                blocks = _Blocks(nodes, order, period, carries=True, nested=True)
                 found += [one for one in _carried_in_run(blocks, begin, end) if one.nested]
     return sorted(found, key=lambda one: (-(one.count - 1) * len(one.steps), len(one.steps)))
 
@@ -280,7 +280,7 @@ class _Blocks:
     order: dict[Node, int]
     period: int
     carries: bool = False
-    nests: bool = False
+    nested: bool = False
 
     def cuts(self, begin: int, end: int) -> list[int]:
         """Where a block may begin, in order of how many values are needed behind a block that begins a period later."""
@@ -302,7 +302,7 @@ class _Blocks:
         while count >= LEAST:
             try:
                 steps = tuple(self._step(begin, begin + j, count) for j in range(self.period))
-                return Repeat(count, steps, self.nests and _has_nests(steps))
+                return Repeat(count, steps, self.nested and _has_nested(steps))
             except _Ends as ends:
                 count = ends.count
         return None
@@ -324,7 +324,7 @@ class _Blocks:
             return made if isinstance(first, list) else tuple(made)
         if isinstance(first, dict):
             return {name: self._tree(begin, [one[name] for one in column]) for name in first}
-        return self._node(begin, column) if isinstance(first, Node) else _constant(column, self.nests)
+        return self._node(begin, column) if isinstance(first, Node) else _constant(column, self.nested)
 
     def _node(self, begin: int, column: Sequence[Node]) -> Any:
         positions = [self.order[node] for node in column]
@@ -363,7 +363,7 @@ class _Blocks:
         return Carried(place - begin, tuple(column[:distance]))
 
 
-def _has_nests(steps: Sequence[Step]) -> bool:
+def _has_nested(steps: Sequence[Step]) -> bool:
     found = list[bool]()
     mapped(
         [(step.args, step.kwargs) for step in steps],
@@ -372,11 +372,11 @@ def _has_nests(steps: Sequence[Step]) -> bool:
     return any(found)
 
 
-def _constant(column: Sequence[Any], nests: bool) -> Any:
-    """Numbers advance by one step from block to block; all else is the same in each block, as the signatures say. With `nests`,
-    integers may advance as those of a loop in a loop."""
+def _constant(column: Sequence[Any], nested: bool) -> Any:
+    """Numbers advance by one step from block to block; with `nested`, integers may as those of a loop in a loop. All else is the
+    same in each block, as the signatures say."""
     first, second = column[0], column[1]
-    if nests and type(first) is int and any(one != first for one in column):
+    if nested and type(first) is int and any(one != first for one in column):
         made = Column(tuple(column))
         m, outer, inner = made.rhythm
         _all(one == first + (outer * (k // m) + inner * (k % m) if m else inner * k) for k, one in enumerate(column))

@@ -98,8 +98,8 @@ at::Tensor Frame::tensor_of(const Output& out, const at::Tensor* args) {
   if (const Destination* wanted = destination(out.view.slot); wanted && slot.data == wanted->tensor.const_data_ptr())
     return wanted->tensor;
   at::Tensor made = out.last ? give(out.view) : view(out.view);
-  const bool lent = slot.root >= 0 && destination(slot.root) != nullptr;  // memory that somebody else will overwrite
-  return lent ? at::clone(made) : made;
+  const bool borrowed = slot.root >= 0 && destination(slot.root) != nullptr;  // memory that somebody else will overwrite
+  return borrowed ? at::clone(made) : made;
 }
 
 // Runs on `args`. Results come in `outs`, undefined ones for None, and in `wanted` where that is possible.

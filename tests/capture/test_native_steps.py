@@ -86,22 +86,22 @@ def test_arguments_stay() -> None:
 @pytest.mark.parametrize("at", [0, 1, 40])
 def test_indices_out_of_range(at: int) -> None:
     """An error of any iteration is eager's, and the process goes on."""
-    places = torch.zeros(STEPS, dtype=torch.int64)
-    places[at] = 99
+    offsets = torch.zeros(STEPS, dtype=torch.int64)
+    offsets[at] = 99
 
-    def f(table: Tensor, places: Tensor) -> Tensor:
+    def f(table: Tensor, offsets: Tensor) -> Tensor:
         h = table[0] * 1
         for t in range(STEPS):
-            h = torch.sin(h + table[places[t]])
+            h = torch.sin(h + table[offsets[t]])
         return h
 
     run = torch.compile(f, backend="kgen", options={"loop_rolling": "on", "strict": True})
     table = torch.ones(5, 16)
     with torch.no_grad():
         with pytest.raises(IndexError):
-            run(table, places)
-        places[at] = 0
-        torch.testing.assert_close(run(table, places), f(table, places))
+            run(table, offsets)
+        offsets[at] = 0
+        torch.testing.assert_close(run(table, offsets), f(table, offsets))
 
 
 def test_python_functions_in_a_body() -> None:
