@@ -373,8 +373,8 @@ def _has_nested(steps: Sequence[Step]) -> bool:
 
 
 def _constant(column: Sequence[Any], nested: bool) -> Any:
-    """Numbers advance by one step from block to block; with `nested`, integers may as those of a loop in a loop. All else is the
-    same in each block, as the signatures say."""
+    """Numbers advance by one step from block to block; with `nested`, integers may as those of a loop in a loop. All else is
+    the same in each block, as the signatures say."""
     first, second = column[0], column[1]
     if nested and type(first) is int and any(one != first for one in column):
         made = Column(tuple(column))
