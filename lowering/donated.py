@@ -13,6 +13,7 @@ from typing import Any
 
 import torch
 from torch._higher_order_ops.cond import cond_op
+from torch._higher_order_ops.scan import scan_op
 from torch._higher_order_ops.while_loop import while_loop_op
 from torch.fx import GraphModule, Node
 from torch.fx.experimental.symbolic_shapes import statically_known_true
@@ -31,7 +32,7 @@ __all__ = ["RULES", "donate"]
 aten = torch.ops.aten
 
 # Which arguments are bodies whose results are the operator's, and which argument holds what they carry or get.
-_BODIES: Mapping[Any, tuple[tuple[int, ...], int]] = {cond_op: ((1, 2), 3), while_loop_op: ((1,), 2)}
+_BODIES: Mapping[Any, tuple[tuple[int, ...], int]] = {cond_op: ((1, 2), 3), scan_op: ((0,), 1), while_loop_op: ((1,), 2)}
 
 
 def donate(gm: GraphModule) -> GraphModule:
@@ -82,7 +83,7 @@ def _positions(gm: GraphModule, node: Node) -> dict[int, int]:
     given: Any = node.args[_BODIES[node.target][1]]
     of_bodies = [_origins(body) for body in bodies]
     found = {k: p for k, p in of_bodies[0].items() if all(one.get(k) == p for one in of_bodies) and p < len(given)}
-    if node.target is while_loop_op:
+    if node.target is not cond_op:  # what is carried
         found = {k: p for k, p in found.items() if k == p}
     arguments = bodies[0].graph.find_nodes(op="placeholder")
     single = [p for p in found.values() if list(found.values()).count(p) == 1 and isinstance(given[p], Node)]
@@ -177,4 +178,4 @@ def call(b: Builder, *args: Any, **kwargs: Any) -> Any:
     return tuple(at_newest(b, written[k]) if k in written else one for k, one in enumerate(results))
 
 
-RULES = {"torch.ops.higher_order.cond": call, "torch.ops.higher_order.while_loop": call}
+RULES = {f"torch.ops.higher_order.{name}": call for name in ("cond", "scan", "while_loop")}

@@ -45,6 +45,7 @@ SUBJECTS = frozenset(
         "embedding_dense_backward",  # of `accumulate`
         "auto_functionalized_v2",
         "cond",  # which may write into operands, as `donated` notes
+        "scan",
         "while_loop",
         "triton_kernel_wrapper_functional",
     ]
@@ -154,7 +155,7 @@ def _bases(node: Node) -> list[Node]:
 
 def _operands(node: Node) -> Any:
     """What a higher-order operator may write into."""
-    return node.args[3 if _target(node) == "cond" else 2]
+    return node.args[{"cond": 3, "scan": 1}.get(_target(node), 2)]
 
 
 def _try_bases(node: Node, storages: dict[Node, _Storage], order: dict[Node, int]) -> None:

@@ -11,7 +11,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-__all__ = ["Access", "Span", "access_of", "conflicts", "whole"]
+__all__ = ["Access", "Offsets", "Span", "access_of", "conflicts", "offsets_of", "whole"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,10 +78,8 @@ def access_of(sizes: Sequence[int], index: Sequence[Sequence[Any]]) -> Access | 
     """The access of an index: for each of its entries, what stands there in each iteration.
 
     None where an entry is no integer, slice or ellipsis, or where iterations do not differ by one step."""
-    columns = _without_ellipsis([tuple(column) for column in index], len(sizes))
-    if columns is None:
-        return None
-    spans = [_span(size, column) for size, column in zip(sizes, columns, strict=True)]
+    offsets = offsets_of(sizes, index)
+    spans = [None] if offsets is None else list(map(_span, offsets))
     return Access(tuple(span for span in spans if span is not None)) if None not in spans else None
 
 
@@ -96,10 +94,34 @@ def _without_ellipsis(columns: list[tuple[Any, ...]], rank: int) -> list[tuple[A
     return [*columns[:at], *full * missing, *columns[at + len(dots) :]]
 
 
-def _span(size: int, column: tuple[Any, ...]) -> Span | None:
+@dataclass(frozen=True, slots=True)
+class Offsets:
+    """Along one dimension, iteration k touches `starts[k] + step * t` for t in `range(length)`."""
+
+    starts: tuple[int, ...]
+    length: int
+    step: int = 1
+    kept: bool = True
+
+    @property
+    def moves(self) -> bool:
+        """Whether iterations differ."""
+        return any(start != self.starts[0] for start in self.starts)
+
+
+def offsets_of(sizes: Sequence[int], index: Sequence[Sequence[Any]]) -> list[Offsets] | None:
+    """As `access_of`, where iterations may differ in any way but the number of elements."""
+    columns = _without_ellipsis([tuple(column) for column in index], len(sizes))
+    if columns is None:
+        return None
+    offsets = [_offsets(size, column) for size, column in zip(sizes, columns, strict=True)]
+    return None if None in offsets else [one for one in offsets if one is not None]
+
+
+def _offsets(size: int, column: tuple[Any, ...]) -> Offsets | None:
     if all(type(entry) is int for entry in column):
-        starts = [entry + size if entry < 0 else entry for entry in column]
-        return _progression(starts, 1, 1, False) if all(0 <= s < size for s in starts) else None
+        starts = tuple(entry + size if entry < 0 else entry for entry in column)
+        return Offsets(starts, 1, 1, False) if all(0 <= s < size for s in starts) else None
     if not all(isinstance(entry, slice) for entry in column):
         return None
     ranges = [range(*entry.indices(size)) for entry in column]
@@ -107,13 +129,15 @@ def _span(size: int, column: tuple[Any, ...]) -> Span | None:
     if len(shapes) > 1:
         return None
     ((length, step),) = shapes
-    return _progression([r.start for r in ranges] if length else [0] * len(ranges), length, step, True)
+    return Offsets(tuple(r.start if length else 0 for r in ranges), length, step)
 
 
-def _progression(starts: list[int], length: int, step: int, kept: bool) -> Span | None:
+def _span(offsets: Offsets) -> Span | None:
+    starts = offsets.starts
     advance = starts[1] - starts[0] if len(starts) > 1 else 0
-    moves = all(start == starts[0] + advance * k for k, start in enumerate(starts))
-    return Span(starts[0], advance, length, step, kept) if moves else None
+    if any(start != starts[0] + advance * k for k, start in enumerate(starts)):
+        return None
+    return Span(starts[0], advance, offsets.length, offsets.step, offsets.kept)
 
 
 # ---- conflicts ---------------------------------------------------------------------------------------------------------

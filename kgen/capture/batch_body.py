@@ -17,7 +17,7 @@ from kgen.capture.regions import Refused, Region, Regions, example, index_of
 from kgen.capture.repeats import Column, Inside, Lifted, Repeat, Step, mapped
 from kgen.capture.torch_adapter import batching_rules_only, is_too_large
 
-__all__ = ["Refused", "batched_body", "moves", "numbers"]
+__all__ = ["Refused", "batched_body", "counted", "moves", "numbers"]
 
 aten = torch.ops.aten
 
@@ -121,12 +121,19 @@ def numbers(writer: Writer, column: Column, step: Step) -> Node:
         raise Refused(f"{first.name} has numbers that differ, and is no arithmetic")
     if not all(_rounds_equally(column, one.dtype) for one in known if one.dtype != torch.bool):
         raise Refused(f"{first.name} has numbers that its type does not hold")
-    return _counted(writer, column, known[0].device)
+    return counted(writer, column, known[0].device)
 
 
-def _counted(writer: Writer, column: Column, device: torch.device) -> Node:
-    first, step = column.values[0], column.values[1] - column.values[0]
+def counted(writer: Writer, column: Column, device: torch.device) -> Node:
+    """The numbers of all iterations: int64, float64 for floats."""
+    (m, outer, step), first = column.rhythm, column.values[0]
+    if any(one != first + (outer * (k // m) + step * (k % m) if m else k * step) for k, one in enumerate(column.values)):
+        raise Refused("numbers advance by no constant step")
     node = writer.call(torch.arange, len(column.values), device=device)
+    if m:
+        over = writer.method("mul", writer.method("div", node, m, rounding_mode="floor"), outer)
+        within = writer.method("mul", writer.method("remainder", node, m), step)
+        return writer.method("add", writer.method("add", over, first), within)
     if isinstance(step, float):
         node = writer.method("to", node, torch.float64)
     return writer.method("add", writer.method("mul", node, step), first)

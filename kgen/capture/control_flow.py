@@ -34,7 +34,9 @@ class Loops(Protocol):
 
     def repeat(self, condition: Any, body: Any, given: list[Any], kept: tuple[bool, ...], /) -> Sequence[Any]: ...
 
-    def scan(self, body: Any, carried: list[Any], rows: list[Any], others: list[Any], /) -> Sequence[Any]: ...
+    def scan(
+        self, body: Any, carried: list[Any], rows: list[Any], others: list[Any], kept: tuple[bool, ...], /
+    ) -> Sequence[Any]: ...
 
 
 class Body(torch.nn.Module):
@@ -208,13 +210,14 @@ def _invoke(subgraph: Any, _identifier: Any, *operands: Any) -> Any:
 
 
 def _scan(combine_fn: Any, init: Sequence[Any], xs: Sequence[Any], additional_inputs: Sequence[Any] = ()) -> Sequence[Any]:
-    """The last carried values, and each iteration's other results as rows."""
+    """The last carried values, and each iteration's other results as rows. Buffers that the body writes into are None."""
     count = xs[0].shape[0] if xs else 0
     if not count:
         result: Sequence[Any] = generic_scan(combine_fn, init, xs, additional_inputs=additional_inputs)
         return result
     if isinstance(combine_fn, Body):
-        return combine_fn.loops.scan(combine_fn, list(init), list(xs), list(additional_inputs))
+        kept = tuple(k in combine_fn.donated for k in range(len(init)))
+        return combine_fn.loops.scan(combine_fn, list(init), list(xs), list(additional_inputs), kept)
     carry, rows = list(init), list[Any]()
     for k in range(count):
         made = combine_fn(*carry, *(x[k] for x in xs), *additional_inputs)

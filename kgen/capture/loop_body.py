@@ -1,7 +1,7 @@
 """One iteration of a loop with carried values as a graph of its own, with the proof that it is a function.
 
 The graph takes what iterations carry, then rows, then what is the same in all iterations. It gives the carried values anew,
-and results of which each iteration makes a row. That is the body of `scan`.
+and results of which each iteration makes a row. That is the body of `scan`. Buffers that iterations write into are carried.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ from torch.utils import _pytree as pytree
 
 from kgen.capture.batch_body import moves, numbers
 from kgen.capture.batch_views import Writer, batch_view
+from kgen.capture.loop_buffers import Buffers, Memory
 from kgen.capture.regions import Refused, Regions, example
 from kgen.capture.repeats import Carried, Column, Inside, Lifted, Repeat, Step, mapped
 from kgen.capture.torch_adapter import own_fake_mode
@@ -42,20 +43,30 @@ def kind_of(value: Any) -> tuple[Any, ...] | None:
 
 class LoopBody:
     """The body of a repeat. `results` are positions of steps of which all iterations' values are wanted, `hoisted` nodes with
-    the values of steps that are made in front of the loop, and `skipped` are steps that nothing else needs then.
+    the values of steps that are made in front of the loop, and `skipped` are steps that nothing else needs then. `buffers` are
+    what the iterations write of what is there before them.
 
     Raises Refused where it is no function of what it is given."""
 
     def __init__(
-        self, writer: Writer, repeat: Repeat, results: Sequence[int], hoisted: Mapping[int, Node], skipped: frozenset[int]
+        self,
+        writer: Writer,
+        repeat: Repeat,
+        buffers: Buffers,
+        results: Sequence[int],
+        hoisted: Mapping[int, Node],
+        skipped: frozenset[int],
     ) -> None:
-        self.writer, self.repeat, self.results, self.hoisted = writer, repeat, results, hoisted
+        self.writer, self.repeat, self.results, self.hoisted, self.buffers = writer, repeat, results, hoisted, buffers
         self.steps = {k: step for k, step in enumerate(repeat.steps) if k not in skipped}
         self.carried = list[Carried]()
         self.rows = dict[Hashable, Node]()
         self.others = dict[Node, None]()
         self.views = dict[int, Hashable]()
-        self._collect()
+        self.reads = set[int]()  # positions of steps that take another part of a tensor in each iteration, by indices
+        self._regions = Regions(repeat)
+        self._collect(self._regions)
+        self._check_parts()
         self._made = dict[Any, Node]()
         self.graph = self._built()
         self._check()
@@ -64,13 +75,16 @@ class LoopBody:
 
     # ---- what goes in --------------------------------------------------------------------------------------------------
 
-    def _collect(self) -> None:
-        regions = Regions(self.repeat)
+    def _collect(self, regions: Regions) -> None:
         for position, step in self.steps.items():
             region = regions.of.get(position)
-            if region is not None and moves(step):
-                if step.nodes[0].target is operator.setitem:
-                    raise Refused(f"{step.nodes[0].name} writes into what is there before the loop")
+            if position in self.buffers.touched and self.buffers.moves(step):
+                self._note_place(step, regions)
+            elif region is None and self.buffers.is_read(position):
+                self.reads.add(position)
+                mapped(step.args[:1], partial(self._note, step, regions))
+                self._note_place(step, regions)
+            elif region is not None and moves(step):
                 self.views[position] = self._row(region, batch_view, region.base, region.access, self.repeat.count)
             else:
                 mapped((step.args, step.kwargs), partial(self._note, step, regions))
@@ -81,6 +95,13 @@ class LoopBody:
             self._note(self.repeat.steps[position], regions, Inside(position))
         if not self.rows:  # what has as many rows says how many iterations there are
             self._row("count", Writer.call, torch.arange, self.repeat.count)
+
+    def _note_place(self, step: Step, regions: Regions) -> None:
+        """What a read or a write at an index that moves takes: what it writes, and rows of indices."""
+        if step.nodes[0].target is operator.setitem:
+            mapped(step.args[2], partial(self._note, step, regions))
+        for spot in self.buffers.spots(step):
+            self._row(spot, lambda writer, one: one.rows(writer), spot)
 
     def _row(self, key: Hashable, make: Any, *args: Any) -> Hashable:
         if key not in self.rows:
@@ -97,7 +118,7 @@ class LoopBody:
             self._row(region, batch_view, region.base, region.access, self.repeat.count)
         elif isinstance(leaf, Column):
             self._row(leaf, numbers, leaf, step)
-        elif isinstance(leaf, Node):
+        elif isinstance(leaf, Node) and self.buffers.storage(leaf) is None:
             if not isinstance(example(leaf), torch.Tensor):
                 raise Refused(f"{leaf.name} is no tensor")
             self.others[leaf] = None
@@ -110,27 +131,54 @@ class LoopBody:
     # ---- the graph -----------------------------------------------------------------------------------------------------
 
     def _built(self) -> GraphModule:
-        graph, regions = Graph(), Regions(self.repeat)
-        for number, key in enumerate((*self.registers, *self.rows, *self.others)):
+        graph = Graph()
+        self._memory = Memory(graph, self.buffers, self._made.__getitem__, partial(self._write, graph))
+        for number, key in enumerate((*self.registers, *self.buffers.bases, *self.rows, *self.others)):
             self._made[key] = graph.placeholder(f"arg{number}")
-
-        def value(leaf: Any) -> Any:
-            if isinstance(leaf, Inside):
-                return self._value(leaf.position)
-            if isinstance(leaf, Carried):
-                return self._made[_register(self.carried, leaf)]
-            if isinstance(leaf, Lifted):
-                return self._made[regions.lifted(leaf)]
-            return self._made[leaf] if isinstance(leaf, Node | Column) else leaf
-
+        for storage in self.buffers.bases:
+            self._memory.add(storage, self._made[storage])
         for position, step in self.steps.items():
-            if position not in self.views:
-                node = step.nodes[0]
-                args, kwargs = mapped(step.args, value), mapped(step.kwargs, value)
-                self._made[position] = graph.create_node(node.op, node.target, args, kwargs, node.name)
-                self._made[position].meta = dict(node.meta)
+            if position in self.views:
+                continue
+            if position in self.buffers.touched:
+                self._put_access(graph, position, step)
+            elif position in self.reads:
+                self._made[position] = self._memory.gather(step, self._argument(step.args[0]))
+            else:
+                self._made[position] = self._write(graph, position)
         graph.output(tuple(self._outputs(graph)))
         return GraphModule(torch.nn.Module(), graph)
+
+    def _write(self, graph: Graph, position: int) -> Node:
+        """A copy of the step's node in the body."""
+        step = self.repeat.steps[position]
+        args, kwargs = (mapped(tree, self._argument) for tree in (step.args, step.kwargs))
+        made = graph.create_node(step.nodes[0].op, step.nodes[0].target, args, kwargs, step.nodes[0].name)
+        made.meta = dict(step.nodes[0].meta)
+        return made
+
+    def _argument(self, leaf: Any) -> Any:
+        if self.buffers.storage(leaf) is not None:
+            return self._memory.value(leaf)
+        if isinstance(leaf, Inside):
+            return self._value(leaf.position)
+        if isinstance(leaf, Carried):
+            return self._made[_register(self.carried, leaf)]
+        if isinstance(leaf, Lifted):
+            return self._made[self._regions.lifted(leaf)]
+        return self._made[leaf] if isinstance(leaf, Node | Column) else leaf
+
+    def _put_access(self, graph: Graph, position: int, step: Step) -> None:
+        """A step that reads or writes a buffer. Parts of one are read where something needs them."""
+        targets = self.buffers.written.get(position, ())
+        if step.nodes[0].target is operator.setitem and self.buffers.moves(step):
+            self._memory.assign(step, self._argument(step.args[2]))
+        elif targets or position not in self.buffers.aliases:
+            self._made[position] = self._write(graph, position)
+            for leaf in targets:
+                self._memory.changed(leaf)
+            if position in self.buffers.aliases:
+                self._memory.same(position, targets)
 
     def _value(self, position: int) -> Node:
         if position in self.views:
@@ -140,7 +188,8 @@ class LoopBody:
     def _outputs(self, graph: Graph) -> Iterator[Node]:
         """Carried values and rows of results. One that is given, or is there twice, is copied: nobody writes into either."""
         taken = set(graph.find_nodes(op="placeholder"))
-        for node in (*self._carried_on(), *map(self._value, self.results)):
+        copies = self._memory.copies.values()
+        for node in (*self._carried_on(), *copies, *map(self._value, self.results)):
             yield graph.call_method("clone", (node,)) if node in taken else node
             taken.add(node)
 
@@ -160,14 +209,20 @@ class LoopBody:
     @property
     def wanted(self) -> list[Any]:
         """What Dynamo saw in the place of each result of the body, in the first iteration."""
-        positions = [leaf.position for leaf, _ in self.registers] + list(self.results)
-        return [example(self.repeat.steps[position].nodes[0]) for position in positions]
+        carried = [self.repeat.steps[leaf.position].nodes[0] for leaf, _ in self.registers]
+        results = [self.repeat.steps[position].nodes[0] for position in self.results]
+        return [example(node) for node in (*carried, *self.buffers.bases.values(), *results)]
 
     # ---- is it a function? ---------------------------------------------------------------------------------------------
 
+    def _check_parts(self) -> None:
+        parts = self.buffers.aliases.keys() - self.buffers.names.keys()
+        if not parts.isdisjoint((*(leaf.position for leaf in self.carried), *self.results)):
+            raise Refused("parts of what iterations write are carried, or needed behind the loop")
+
     def _check(self) -> None:
         """Raises Refused."""
-        if not self.carried:
+        if not self.carried and not self.buffers:
             raise Refused("iterations carry nothing")
         for one, node in zip(self.wanted, self.graph.graph.output_node().args[0], strict=True):  # type: ignore[arg-type]
             if not isinstance(one, torch.Tensor) or not one.is_contiguous():
@@ -213,7 +268,7 @@ class LoopBody:
 
     @property
     def _count(self) -> int:
-        return sum(1 for _ in self.registers)
+        return sum(1 for _ in self.registers) + len(self.buffers.bases)
 
 
 def _longest(leaves: Sequence[Carried]) -> list[Carried]:

@@ -41,9 +41,16 @@ class Inside:
 
 @dataclass(frozen=True, slots=True)
 class Column:
-    """A number in each block."""
+    """A number in each block. It advances by one step, or as those of a loop in a loop do."""
 
     values: tuple[Any, ...]
+
+    @property
+    def rhythm(self) -> tuple[int, Any, Any]:
+        """(m, outer, inner): in block k, `values[0] + outer * (k // m) + inner * (k % m)`. m is 0 for one step, `inner`."""
+        first, inner = self.values[0], self.values[1] - self.values[0]
+        m = next((k for k, value in enumerate(self.values) if repr(value) != repr(first + k * inner)), 0)
+        return m, self.values[m] - first if m else 0, inner
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,10 +87,11 @@ class Step:
 
 @dataclass(frozen=True, slots=True)
 class Repeat:
-    """`count` blocks, one behind the other."""
+    """`count` blocks, one behind the other. `nested` says whether some numbers advance as those of a loop in a loop."""
 
     count: int
     steps: tuple[Step, ...]
+    nested: bool = False
 
     @property
     def nodes(self) -> Iterator[Node]:
@@ -199,7 +207,11 @@ def find_carried(nodes: Sequence[Node]) -> list[Repeat]:
     found = list[Repeat]()
     for period in periods(ids):
         for begin, end in runs(ids, period):
-            found += _carried_in_run(_Blocks(nodes, order, period, carries=True), begin, end)
+            plain = list(_carried_in_run(_Blocks(nodes, order, period, carries=True), begin, end))
+            found += plain
+            if len(plain) > 1:
+                blocks = _Blocks(nodes, order, period, carries=True, nested=True)
+                found += [one for one in _carried_in_run(blocks, begin, end) if one.nested]
     return sorted(found, key=lambda one: (-(one.count - 1) * len(one.steps), len(one.steps)))
 
 
@@ -268,6 +280,7 @@ class _Blocks:
     order: dict[Node, int]
     period: int
     carries: bool = False
+    nested: bool = False
 
     def cuts(self, begin: int, end: int) -> list[int]:
         """Where a block may begin, in order of how many values are needed behind a block that begins a period later."""
@@ -288,7 +301,8 @@ class _Blocks:
         """The longest repeat of up to `count` blocks that begins at a node; None if it is too short."""
         while count >= LEAST:
             try:
-                return Repeat(count, tuple(self._step(begin, begin + j, count) for j in range(self.period)))
+                steps = tuple(self._step(begin, begin + j, count) for j in range(self.period))
+                return Repeat(count, steps, self.nested and _has_nested(steps))
             except _Ends as ends:
                 count = ends.count
         return None
@@ -310,7 +324,7 @@ class _Blocks:
             return made if isinstance(first, list) else tuple(made)
         if isinstance(first, dict):
             return {name: self._tree(begin, [one[name] for one in column]) for name in first}
-        return self._node(begin, column) if isinstance(first, Node) else _constant(column)
+        return self._node(begin, column) if isinstance(first, Node) else _constant(column, self.nested)
 
     def _node(self, begin: int, column: Sequence[Node]) -> Any:
         positions = [self.order[node] for node in column]
@@ -349,9 +363,24 @@ class _Blocks:
         return Carried(place - begin, tuple(column[:distance]))
 
 
-def _constant(column: Sequence[Any]) -> Any:
-    """Numbers advance by one step from block to block; all else is the same in each block, as the signatures say."""
+def _has_nested(steps: Sequence[Step]) -> bool:
+    found = list[bool]()
+    mapped(
+        [(step.args, step.kwargs) for step in steps],
+        lambda leaf: found.append(bool(leaf.rhythm[0])) if isinstance(leaf, Column) else None,
+    )
+    return any(found)
+
+
+def _constant(column: Sequence[Any], nested: bool) -> Any:
+    """Numbers advance by one step from block to block; with `nested`, integers may as those of a loop in a loop. All else is
+    the same in each block, as the signatures say."""
     first, second = column[0], column[1]
+    if nested and type(first) is int and any(one != first for one in column):
+        made = Column(tuple(column))
+        m, outer, inner = made.rhythm
+        _all(one == first + (outer * (k // m) + inner * (k % m) if m else inner * k) for k, one in enumerate(column))
+        return made
     if type(first) not in (int, float) or repr(first) == repr(second):
         _all(repr(one) == repr(first) for one in column)
         return first

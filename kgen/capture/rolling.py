@@ -11,6 +11,7 @@ from __future__ import annotations
 import itertools
 import operator
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -25,8 +26,10 @@ from kgen.capture.batch_views import Writer
 from kgen.capture.batching import changes_gradients, changes_more, too_dynamic
 from kgen.capture.joins import Join, join_of, put_join
 from kgen.capture.loop_body import LoopBody
+from kgen.capture.loop_buffers import Buffers
 from kgen.capture.regions import Refused, example, is_view_step
 from kgen.capture.repeats import Carried, Column, Each, Inside, Lifted, Repeat, Step, find_carried, mapped
+from kgen.capture.torch_adapter import is_too_large
 from kgen.capture.trial import storage_of
 from kgen.verdict import Outcome, Reason, Verdict
 
@@ -44,7 +47,7 @@ MOST_STACKED = 1 << 20
 
 def roll_repeats(gm: GraphModule, least: int = LEAST_NODES) -> list[Verdict]:
     """Makes unrolled loops with carried values calls of `scan`, in place: those of which so many nodes are repetition."""
-    verdicts, refused = list[Verdict](), set[Node]()
+    verdicts, refused = list[Verdict](), set[object]()
     if too_dynamic(gm) or any(changes_gradients(node) for node in gm.graph.nodes):
         return verdicts
     for _ in range(LOOPS):
@@ -58,11 +61,12 @@ def roll_repeats(gm: GraphModule, least: int = LEAST_NODES) -> list[Verdict]:
     return verdicts
 
 
-def _first_rolled(gm: GraphModule, least: int, refused: set[Node], verdicts: list[Verdict]) -> Verdict | None:
+def _first_rolled(gm: GraphModule, least: int, refused: set[object], verdicts: list[Verdict]) -> Verdict | None:
     """Rolls the longest loop that can be, and notes why longer ones cannot."""
     for found in find_carried(list(gm.graph.nodes)):
         nodes, names = list(found.nodes), (found.steps[0].nodes[0].name, found.steps[-1].nodes[-1].name)
-        if not refused.isdisjoint(nodes):
+        whole = nodes[0], found.count, len(found.steps)
+        if whole in refused or not refused.isdisjoint(nodes):
             continue
         if (found.count - 1) * len(found.steps) < least:
             if found.count >= LEAST_NOTED:
@@ -70,18 +74,22 @@ def _first_rolled(gm: GraphModule, least: int, refused: set[Node], verdicts: lis
                 verdicts.append(Verdict(*names, Outcome.UNPROFITABLE, Reason.SHORT_LOOP, detail=detail))
             return None
         try:
-            return Verdict(*names, Outcome.ROLLED, Reason.CARRIED_ITERATIONS, detail=_roll(gm, found))
+            detail = _roll(gm, found, refused)
+            return Verdict(*names, Outcome.ROLLED, Reason.CARRIED_ITERATIONS, detail=detail)
         except Refused as cause:
-            refused.update(nodes)
+            refused.update([whole] if found.nested else nodes)  # where loops in loops are none, their inner ones may be
             verdicts.append(Verdict(*names, Outcome.ILLEGAL, Reason.UNROLLED, detail=str(cause)))
     return None
 
 
-def _roll(gm: GraphModule, repeat: Repeat) -> str:
-    """Writes the loop in front of the blocks, and erases these. Raises Refused, and leaves the graph as it was."""
+def _roll(gm: GraphModule, repeat: Repeat, written: set[object]) -> str:
+    """Writes the loop in front of the blocks, and erases these; `written` gets its nodes. Raises Refused, and leaves the graph
+    as it was."""
     writer = Writer(gm.graph, repeat.steps[0].nodes[0])
     try:
-        return _Loop(gm, writer, repeat).write()
+        detail = _Loop(gm, writer, repeat).write()
+        written.update(writer.made)
+        return detail
     except Exception as cause:
         writer.erase()
         raise cause if isinstance(cause, Refused) else Refused(f"{type(cause).__name__}: {cause}") from cause
@@ -98,7 +106,8 @@ class _Loop:
                 raise Refused(f"{node.name} changes what other operators do")
         each = [one.nodes if isinstance(one, Each) else one.step.nodes for one in _leaves(repeat.steps, Each | Lifted)]
         self.items = {node for node in itertools.chain(*each) if _reads_item(node)}
-        self.repeat = _with_stacks(writer, repeat)
+        self.buffers = Buffers(writer, _with_stacks(writer, repeat))
+        self.repeat = self.buffers.repeat
 
     def write(self) -> str:
         """Gives what there is to say of it. Raises Refused."""
@@ -106,23 +115,25 @@ class _Loop:
         kept = dict.fromkeys(range(len(steps)), 0)  # of so many last iterations, the values are carried out of the loop
         for leaf in _leaves(steps, Carried):
             kept[leaf.position] = max(kept[leaf.position], len(leaf.first))
-        users = {k: self._users(step) for k, step in enumerate(steps) if not is_view_step(step)}
+        users = {k: self._users(step) for k, step in enumerate(steps) if k not in self.buffers.names and not is_view_step(step)}
         results = [k for k, found in users.items() if any(found[: self.repeat.count - kept[k]])]
         live = self._live({k for k, found in users.items() if any(found)}, results)
-        free = _free(steps) & live
+        free = _free(steps, self.buffers.touched) & live
         hoisted = self._hoisted(live, free, [k for k in results if k in free])
         dead = frozenset(range(len(steps))) - live
-        body = LoopBody(self.writer, self.repeat, results, hoisted, dead | free if hoisted else dead)
+        body = LoopBody(self.writer, self.repeat, self.buffers, results, hoisted, dead | free if hoisted else dead)
         self._check_gradients(body, {k for k, found in users.items() if any(found)})
         self._put(body, self._call(body), users)
         more = f", {len(free)} more for all iterations at once in front of them" if hoisted else ""
-        return f"{self.repeat.count} iterations of {len(body.steps)} operators that carry {len(body.carried)} values{more}"
+        buffers = f", and write {', '.join(base.name for base in self.buffers.bases.values())} in place" if self.buffers else ""
+        carried = f"{self.repeat.count} iterations of {len(body.steps)} operators that carry {len(body.carried)} values"
+        return f"{carried}{buffers}{more}"
 
     def _live(self, needed: set[int], results: Sequence[int]) -> set[int]:
         """Positions of steps that are needed: all where some step writes, else those that a needed one depends on."""
         steps = self.repeat.steps
         live = _depended_on(steps, needed)
-        if len(live) < len(steps) and LoopBody(self.writer, self.repeat, results, {}, frozenset()).writes:
+        if len(live) < len(steps) and LoopBody(self.writer, self.repeat, self.buffers, results, {}, frozenset()).writes:
             return set(range(len(steps)))
         return live
 
@@ -151,14 +162,24 @@ class _Loop:
 
     def _check_gradients(self, body: LoopBody, needed: set[int]) -> None:
         """All results of `scan` want gradients if one of its operands does. Raises Refused where they did not."""
-        sources = self._sources([*body.others, *body.rows.values(), *itertools.chain(*(leaf.first for leaf in body.carried))])
+        carried = itertools.chain(*(leaf.first for leaf in body.carried))
+        sources = self._sources([*body.others, *body.rows.values(), *carried, *self.buffers.bases.values()])
         wants = self.writer.has_gradients and any(one.requires_grad for node in sources for one in _tensors(node))
         if wants and not torch_adapter.has_right_scan():
             raise Refused(f"gradients of the scan of torch {torch.__version__} are wrong")
-        for position in needed:
-            for node in self.repeat.steps[position].nodes:
+        if wants:
+            self._check_kept(sources)
+        for nodes in (*(self.repeat.steps[position].nodes for position in needed), self.buffers.bases.values()):
+            for node in nodes:
                 if any(one.requires_grad != wants and one.dtype.is_floating_point for one in _tensors(node)):
                     raise Refused(f"{node.name} wants gradients otherwise than what is computed next to it")
+
+    def _check_kept(self, sources: set[Node]) -> None:
+        """Backward may need what a buffer was in each iteration. Raises Refused where that takes too much memory."""
+        given = max((_bytes(node) for node in sources), default=0)
+        for base in self.buffers.bases.values():
+            if is_too_large(_bytes(base) * self.repeat.count, given):
+                raise Refused(f"{base.name} of all iterations would take {_bytes(base) * self.repeat.count:,} bytes")
 
     def _sources(self, given: Sequence[Node]) -> set[Node]:
         """What has been there before, among nodes and what these are made of: nodes that were written here say nothing."""
@@ -176,7 +197,8 @@ class _Loop:
     def _call(self, body: LoopBody) -> Node:
         name = next(name for k in itertools.count() if not hasattr(self.gm, name := f"rolled_loop_{k}"))
         taken = set[int]()
-        first = [self._own(leaf.first[k], taken) for leaf, k in body.registers]
+        carried = *(leaf.first[k] for leaf, k in body.registers), *self.buffers.bases.values()
+        first = [self._own(node, taken) for node in carried]
         others = [self._own(node, taken) for node in body.others]
         rows = list(body.rows.values())
         setattr(self.gm, name, body.graph)
@@ -197,13 +219,22 @@ class _Loop:
     def _put(self, body: LoopBody, call: Node, users: dict[int, list[list[Node]]]) -> None:
         """Puts results of the loop in the place of those of its blocks, and erases these."""
         registers = list(body.registers)
-        for number, position in enumerate(body.results):
-            self._put_rows(position, self._result(call, len(registers) + number, position, rows=True), users[position])
+        writes = self._put_buffers(call, len(registers))
+        for number, position in enumerate(body.results, len(registers) + len(writes)):
+            self._put_rows(position, self._result(call, number, position, rows=True), users[position])
         for number, (leaf, k) in enumerate(registers):
             node = self.repeat.steps[leaf.position].nodes[self.repeat.count - len(leaf.first) + k]
             if leaf.position not in body.results and any(user not in self.inside for user in node.users):
                 self._replace(node, self._result(call, number, leaf.position, rows=False))
-        self._erase(set(self.writer.made))
+        self._erase(set(self.writer.made) - set(writes))
+
+    def _put_buffers(self, call: Node, number: int) -> list[Node]:
+        """Writes buffers that the loop gives, from a number on, back into those that it was given."""
+        for position, base in self.buffers.names.items():
+            for node in self.repeat.steps[position].nodes:
+                self._replace(node, base)
+        bases = enumerate(self.buffers.bases.values(), number)
+        return [self.writer.method("copy_", one, self._taken(call, k, tuple(example(one).shape), one)) for k, one in bases]
 
     def _erase(self, written: set[Node]) -> None:
         """Erases the blocks, what has read an item for each of them, and what was written in vain."""
@@ -212,9 +243,14 @@ class _Loop:
                 self.gm.graph.erase_node(node)
 
     def _result(self, call: Node, number: int, position: int, rows: bool) -> Node:
-        value = example(self.repeat.steps[position].nodes[-1])
+        node = self.repeat.steps[position].nodes[-1]
+        sizes = tuple(example(node).shape)
+        return self._taken(call, number, (self.repeat.count, *sizes) if rows else sizes, node)
+
+    def _taken(self, call: Node, number: int, sizes: Sequence[int], like: Node) -> Node:
+        """A result of the loop, of the type of what `like` has made."""
         with self.writer.mode, torch.no_grad():
-            made = value.new_empty((self.repeat.count, *value.shape) if rows else value.shape)
+            made = example(like).new_empty(sizes)
         with self.writer.graph.inserting_before(self.writer.before):
             return self.writer.noted(self.writer.graph.call_function(operator.getitem, (call, number)), made)
 
@@ -238,6 +274,10 @@ def _tensors(node: Node) -> list[torch.Tensor]:
     return [one for one in pytree.tree_leaves(example(node)) if isinstance(one, torch.Tensor)]
 
 
+def _bytes(node: Node) -> int:
+    return sum(one.numel() * one.element_size() for one in _tensors(node))
+
+
 def _leaves(steps: Sequence[Step], kind: Any) -> Iterator[Any]:
     found = list[Any]()
     for step in steps:
@@ -245,9 +285,9 @@ def _leaves(steps: Sequence[Step], kind: Any) -> Iterator[Any]:
     return iter(found)
 
 
-def _free(steps: Sequence[Step]) -> frozenset[int]:
-    """Positions of steps that depend on no carried value."""
-    bound = set[int]()
+def _free(steps: Sequence[Step], touched: frozenset[int]) -> frozenset[int]:
+    """Positions of steps that depend on no carried value. Those `touched` read or write carried buffers."""
+    bound = set(touched)
     for position, step in enumerate(steps):
         if any(isinstance(leaf, Carried) or leaf.position in bound for leaf in _leaves([step], Inside | Carried)):
             bound.add(position)
@@ -297,16 +337,14 @@ def _with_stacks(writer: Writer, repeat: Repeat) -> Repeat:
         if nodes not in made:
             _check_kinds(nodes)
             rows = _unbound(writer, nodes)
-            copied += (
-                0 if rows is not None else sum(one.numel() * one.element_size() for node in nodes for one in _tensors(node))
-            )
+            copied += 0 if rows is not None else sum(map(_bytes, nodes))
             if copied > MOST_STACKED:
                 raise Refused(f"{nodes[0].name} and its like would be copied to be rows of one tensor")
             made[nodes] = _rows_of(writer, nodes, rows)
         return made[nodes]
 
     steps = [Step(step.nodes, mapped(step.args, leaf), mapped(step.kwargs, leaf)) for step in repeat.steps]
-    return Repeat(repeat.count, tuple(steps))
+    return replace(repeat, steps=tuple(steps))
 
 
 def _from_tuple(leaf: Any) -> tuple[Node, ...] | None:

@@ -29,6 +29,7 @@ class Trial(TorchDispatchMode):
         super().__init__()
         self.given, self.layouts = given, layouts
         self.writes = False  # into memory of its own: what nothing reads may still be needed
+        self.written = set[int]()  # all memory that was written into
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         named = _arguments(func, args, kwargs or {})
@@ -39,15 +40,22 @@ class Trial(TorchDispatchMode):
             raise Refused(f"{func}: strides are chosen for what is around it, too")
         return func(*args, **(kwargs or {}))
 
+    def _is_own_view(self, func: Any, named: Mapping[str, Any]) -> bool:
+        """Whether dimensions are moved, of a tensor that the body has made: elements stay where they are."""
+        own = self.given.isdisjoint(map(storage_of, _tensors(list(named.values()))))
+        return own and func in (aten.squeeze_.dim, aten.squeeze_.default, aten.unsqueeze_.default, aten.t_.default)
+
     def _check_writes(self, func: Any, named: Mapping[str, Any]) -> None:
-        if func.__name__.partition(".")[0] in RESHAPES_IN_PLACE:
+        if func.__name__.partition(".")[0] in RESHAPES_IN_PLACE and not self._is_own_view(func, named):
             raise Refused(f"{func} changes the sizes of a tensor that was there")
         if (named.get("training") or named.get("train")) and named.get("running_mean") is not None:
             raise Refused(f"{func} updates statistics")
         for argument in func._schema.arguments:
             writes = argument.alias_info is not None and argument.alias_info.is_write
             self.writes |= writes
-            if writes and any(storage_of(one) in self.given for one in _tensors(named.get(argument.name))):
+            storages = {storage_of(one) for one in _tensors(named.get(argument.name))} if writes else set[int]()
+            self.written |= storages
+            if not storages.isdisjoint(self.given):
                 raise Refused(f"{func} writes into what the block is given")
 
 

@@ -6,9 +6,9 @@
 // is in its Frame, so one Runner may run in several threads at once and inside itself.
 //
 // Memory that only kernels touch never becomes a Storage or a Tensor: a small graph costs one call, its allocations and its
-// kernels. Read runtime_program.h, runtime_blocks.h, runtime_frame.h, runtime_device.h, runtime_calls.h, runtime_loops.h: one translation unit,
-// split for readers. GPUs are reached through torch's device-neutral headers and addresses that Python hands over, so the same
-// source builds against a torch without CUDA.
+// kernels. Read runtime_program.h, runtime_blocks.h, runtime_frame.h, runtime_device.h, runtime_calls.h, runtime_steps.h,
+// runtime_loops.h: one translation unit, split for readers. GPUs are reached through torch's device-neutral headers and
+// addresses that Python hands over, so the same source builds against a torch without CUDA.
 
 #include "runtime_loops.h"
 

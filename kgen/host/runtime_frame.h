@@ -136,6 +136,12 @@ struct DispatchGuards {  // the graph is what AOTAutograd left below autograd an
   c10::impl::ExcludeDispatchKeyGuard no_autocast{c10::autocast_dispatch_keyset};
 };
 
+// Where a step puts a result, instead of into memory that it allocates.
+struct Destination {
+  int32_t slot;
+  at::Tensor tensor;
+};
+
 class Frame {
  public:
   explicit Frame(const Program& program)
@@ -144,6 +150,7 @@ class Frame {
   }
 
   PyObject* run(PyObject* boxed);
+  void step(const at::Tensor* args, c10::ArrayRef<Destination> wanted, std::vector<at::Tensor>& outs, Gil& gil);
 
  private:
   void bind(PyObject* const* args, Py_ssize_t count);
@@ -194,6 +201,11 @@ class Frame {
   PyObject* output(const Output& out);
   PyObject* argument(const Output& out);
 
+  bool fits(const Destination& wanted) const;
+  const Destination* destination(int32_t slot) const;
+  void take_tensors(const at::Tensor* args);
+  at::Tensor tensor_of(const Output& out, const at::Tensor* args);
+
   const Program& program_;
   // On the stack for small graphs: a block this large from the heap makes malloc sort all its small ones.
   c10::SmallVector<int64_t, 64> regs_;
@@ -202,6 +214,7 @@ class Frame {
   std::vector<Object> returned_;       // inputs that are outputs as they are, in the order of these outputs
   size_t next_returned_ = 0;
   std::vector<Moved> moved_;
+  c10::ArrayRef<Destination> destinations_;  // of a step
   // Of a GPU graph: the device that is current for this call, and the stream that its caller works on.
   c10::OptionalDeviceGuard device_guard_;
   c10::DeviceIndex device_ = -1;
@@ -377,7 +390,11 @@ void Frame::allocate(int32_t slot) {
   Slot& made = slots_[slot];
   const SlotSpec& spec = program_.slots[slot];
   made.nbytes = bytes_of(spec);
-  made.memory = spec.device.is_cpu() ? allocate_bytes(made.nbytes) : allocate_on(spec.device, made.nbytes);
+  if (const Destination* wanted = destination(slot)) {
+    made.memory = c10::DataPtr(wanted->tensor.mutable_data_ptr(), spec.device);
+  } else {
+    made.memory = spec.device.is_cpu() ? allocate_bytes(made.nbytes) : allocate_on(spec.device, made.nbytes);
+  }
   made.holders = 1;
   place(slot, static_cast<char*>(made.memory.get()), slot);
 }

@@ -5,7 +5,7 @@
 
 #include <cstring>
 
-#include "runtime_calls.h"
+#include "runtime_steps.h"
 
 namespace {
 
@@ -118,13 +118,18 @@ std::vector<Layout> layouts(PyObject* each) {
   return made;
 }
 
+at::Tensor in_layout(at::Tensor tensor, const Layout& layout) {
+  if (!layout.matters || tensor.strides() == c10::IntArrayRef(layout.strides)) return tensor;
+  at::Tensor copy = at::empty_strided(tensor.sizes(), layout.strides, tensor.options());
+  copy.copy_(tensor);
+  return copy;
+}
+
 Object in_layout(Object value, const Layout& layout) {
   if (!layout.matters || !THPVariable_Check(value.ptr)) return value;
   const at::Tensor& tensor = THPVariable_Unpack(value.ptr);
   if (tensor.strides() == c10::IntArrayRef(layout.strides)) return value;
-  at::Tensor copy = at::empty_strided(tensor.sizes(), layout.strides, tensor.options());
-  copy.copy_(tensor);
-  return checked(THPVariable_Wrap(std::move(copy)));
+  return checked(THPVariable_Wrap(in_layout(tensor, layout)));
 }
 
 // A tensor that the iterations of a scan read row by row, in order. A row is made without the dispatcher.
@@ -135,11 +140,13 @@ class Scanned {
     strides_ = Dims(whole_.strides().slice(1));
   }
 
-  Object row(int64_t k) const {
+  Object row(int64_t k) const { return checked(THPVariable_Wrap(tensor(k))); }
+
+  at::Tensor tensor(int64_t k) const {
     const int64_t start = whole_.storage_offset() + k * whole_.stride(0);
     at::Tensor made = at::detail::make_tensor<c10::TensorImpl>(c10::Storage(whole_.storage()), whole_.key_set(), whole_.dtype());
     made.unsafeGetTensorImpl()->set_sizes_and_strides(sizes_, strides_, start);
-    return in_layout(checked(THPVariable_Wrap(std::move(made))), layout_);
+    return in_layout(std::move(made), layout_);
   }
 
  private:
@@ -151,6 +158,7 @@ class Scanned {
 // What the iterations of a scan give besides carried values, as the rows of tensors. Nothing where they give None.
 struct Rows {
   std::vector<at::Tensor> made;
+
   void put(PyObject* results, size_t carried, int64_t k, int64_t count) {
     const size_t given = static_cast<size_t>(PySequence_Fast_GET_SIZE(results)) - carried;
     made.resize(given);
@@ -167,6 +175,23 @@ struct Rows {
     }
   }
 
+  // Where result `i` of iteration k goes; undefined where kernels might want it better aligned.
+  at::Tensor row(size_t i, int64_t k) const {
+    const at::Tensor& rows = made[i];
+    const auto aligned = [](int64_t bytes) { return bytes % 64 == 0; };
+    if (!rows.defined() || !aligned(reinterpret_cast<intptr_t>(rows.const_data_ptr()))) return at::Tensor();
+    const int64_t stride = rows.strides()[0];
+    if (!aligned(stride * static_cast<int64_t>(rows.itemsize()))) return at::Tensor();
+    at::Tensor one = at::detail::make_tensor<c10::TensorImpl>(c10::Storage(rows.storage()), rows.key_set(), rows.dtype());
+    one.unsafeGetTensorImpl()->set_sizes_and_strides(rows.sizes().slice(1), rows.strides().slice(1), k * stride);
+    return one;
+  }
+
+  void take(size_t i, const at::Tensor& one, int64_t k) const {
+    const int64_t bytes = k * made[i].strides()[0] * static_cast<int64_t>(made[i].itemsize());
+    if (one.const_data_ptr() != static_cast<const char*>(made[i].const_data_ptr()) + bytes) put_row(made[i], one, k);
+  }
+
  private:
   static void put_row(const at::Tensor& rows, const at::Tensor& one, int64_t k) {
     if (!one.is_cpu() || one.layout() != at::kStrided || !one.is_contiguous() || one.scalar_type() != rows.scalar_type() ||
@@ -179,36 +204,127 @@ struct Rows {
   }
 };
 
-// (body, carried, rows, others, strides of the body's arguments)
-PyObject* scan(PyObject*, PyObject* const* args, Py_ssize_t count) {
-  HANDLE_TH_ERRORS
-  TORCH_CHECK_TYPE(count == 5, "takes five arguments");
-  const Object rows = as_tuple(args[2]);
-  const std::vector<Layout> wanted = layouts(args[4]);
-  const size_t carried = static_cast<size_t>(PyList_GET_SIZE(args[1])), scanned = static_cast<size_t>(length(rows.ptr));
-  const auto layout_of = [&](size_t position) { return position < wanted.size() ? wanted[position] : Layout(); };
+// A scan on its way: what the body is given, and what has been made of it.
+struct Scan {
+  PyObject* body;
+  size_t carried;
   std::vector<Scanned> sequences;
-  for (size_t i = 0; i < scanned; ++i)
-    sequences.emplace_back(item(rows.ptr, static_cast<Py_ssize_t>(i)), layout_of(carried + i));
+  std::vector<Layout> layouts;
+  std::vector<bool> kept;  // of carried values: the body writes into them
   Objects given;
-  const auto add = [&](PyObject* value) { given.push_back(in_layout(Object::borrow(value), layout_of(given.size()))); };
-  for (size_t i = 0; i < carried; ++i) add(PyList_GET_ITEM(args[1], static_cast<Py_ssize_t>(i)));
-  for (size_t i = 0; i < scanned; ++i) given.push_back(Object::borrow(Py_None));
-  for (Py_ssize_t i = 0; i < PyList_GET_SIZE(args[3]); ++i) add(PyList_GET_ITEM(args[3], i));
-  const int64_t trips = THPVariable_Unpack(item(rows.ptr, 0)).size(0);
   Rows made;
-  for (int64_t k = 0; k < trips; ++k) {
-    for (size_t i = 0; i < scanned; ++i) given[carried + i] = sequences[i].row(k);
-    Object results = run_graph(args[0], given);
+  int64_t trips = 0;
+
+  const Layout& layout(size_t position) const {
+    static const Layout any;
+    return position < layouts.size() ? layouts[position] : any;
+  }
+
+  // One iteration that may be anything.
+  void run(int64_t k) {
+    for (size_t i = 0; i < sequences.size(); ++i) given[carried + i] = sequences[i].row(k);
+    Object results = run_graph(body, given);
     for (size_t i = 0; i < carried; ++i)
-      given[i] = in_layout(Object::borrow(PySequence_Fast_GET_ITEM(results.ptr, static_cast<Py_ssize_t>(i))), layout_of(i));
+      if (!kept[i]) given[i] = in_layout(Object::borrow(PySequence_Fast_GET_ITEM(results.ptr, static_cast<Py_ssize_t>(i))), layout(i));
     made.put(results.ptr, carried, k, trips);
     check_signals();
   }
-  Object outputs = checked(PyList_New(0));
+
+  // The program of the body, if what it is given is tensors, and the next iteration's are of the kinds of the last one's.
+  const Program* stepped(const std::vector<at::Tensor>& before) const {
+    if (Py_TYPE(body) != runner_type) return nullptr;
+    const Program* program = reinterpret_cast<Runner*>(body)->program;
+    if (!can_step(*program) || before.size() != given.size() || program->inputs.size() != given.size()) return nullptr;
+    for (size_t i = 0; i < given.size(); ++i) {
+      if (!THPVariable_Check(given[i].ptr) || THPVariable_Unpack(given[i].ptr).layout() != at::kStrided) return nullptr;
+      const at::Tensor& one = THPVariable_Unpack(given[i].ptr);
+      if (one.sizes() != before[i].sizes() || one.scalar_type() != before[i].scalar_type()) return nullptr;
+    }
+    return program;
+  }
+
+  std::vector<at::Tensor> tensors() const {
+    std::vector<at::Tensor> found;
+    for (const Object& one : given)
+      if (THPVariable_Check(one.ptr)) found.push_back(THPVariable_Unpack(one.ptr));
+    return found;
+  }
+
+  void step_through(const Program& program, int64_t first);
+};
+
+// Iterations without Python. Carried values take turns in memory, and rows are written where they belong.
+void Scan::step_through(const Program& program, int64_t first) {
+  std::vector<at::Tensor> args = tensors(), outs;
+  std::vector<int32_t> slots;
+  for (size_t i = 0; i < program.outputs.size(); ++i) slots.push_back(movable(program, i));
+  std::vector<Spare> spare(carried);
+  std::vector<Destination> wanted;
+  {
+    Gil gil;
+    for (int64_t k = first; k < trips; ++k) {
+      for (size_t i = 0; i < sequences.size(); ++i) args[carried + i] = sequences[i].tensor(k);
+      wanted.clear();
+      for (size_t i = 0; i < slots.size(); ++i) {
+        if (slots[i] < 0 || (i < carried && kept[i])) continue;
+        at::Tensor there = i < carried ? spare[i].like(args[i]) : made.row(i - carried, k);
+        if (there.defined()) wanted.push_back({slots[i], std::move(there)});
+      }
+      Frame(program).step(args.data(), wanted, outs, gil);
+      for (size_t i = 0; i < outs.size(); ++i) {
+        if (i >= carried && outs[i].defined()) {
+          made.take(i - carried, outs[i], k);
+        } else if (i < carried && !kept[i]) {
+          args[i] = in_layout(std::move(outs[i]), layout(i));
+        }
+      }
+      if (k % 64 == 0) {
+        gil.acquire();
+        check_signals();
+        gil.release();
+      }
+    }
+  }
   for (size_t i = 0; i < carried; ++i)
-    if (PyList_Append(outputs.ptr, given[i].ptr) != 0) checked(nullptr);
-  for (const at::Tensor& one : made.made) {
+    if (!kept[i]) given[i] = checked(THPVariable_Wrap(std::move(args[i])));
+}
+
+// (body, carried, rows, others, kept, strides of the body's arguments)
+PyObject* scan(PyObject*, PyObject* const* args, Py_ssize_t count) {
+  HANDLE_TH_ERRORS
+  TORCH_CHECK_TYPE(count == 6, "takes six arguments");
+  const Object rows = as_tuple(args[2]);
+  Scan loop{args[0], static_cast<size_t>(PyList_GET_SIZE(args[1])), {}, layouts(args[5]), {}, {}, {}, 0};
+  const auto add = [&](PyObject* value) {
+    loop.given.push_back(in_layout(Object::borrow(value), loop.layout(loop.given.size())));
+  };
+  for (size_t i = 0; i < loop.carried; ++i) {
+    add(PyList_GET_ITEM(args[1], static_cast<Py_ssize_t>(i)));
+    loop.kept.push_back(item(args[4], static_cast<Py_ssize_t>(i)) == Py_True);
+  }
+  for (Py_ssize_t i = 0; i < length(rows.ptr); ++i) {
+    loop.sequences.emplace_back(item(rows.ptr, i), loop.layout(loop.given.size()));
+    loop.given.push_back(Object::borrow(Py_None));
+  }
+  for (Py_ssize_t i = 0; i < PyList_GET_SIZE(args[3]); ++i) add(PyList_GET_ITEM(args[3], i));
+  loop.trips = THPVariable_Unpack(item(rows.ptr, 0)).size(0);
+  // The first iteration says of what kinds results are; with the second one, carried values are of the kinds of results.
+  std::vector<at::Tensor> before;
+  for (int64_t k = 0; k < std::min<int64_t>(loop.trips, 1); ++k) {
+    for (size_t i = 0; i < loop.sequences.size(); ++i) loop.given[loop.carried + i] = loop.sequences[i].row(k);
+    before = loop.tensors();
+    loop.run(k);
+  }
+  if (const Program* program = loop.trips > 1 ? loop.stepped(before) : nullptr) {
+    before.clear();
+    loop.step_through(*program, 1);
+  } else {
+    for (int64_t k = 1; k < loop.trips; ++k) loop.run(k);
+  }
+  Object outputs = checked(PyList_New(0));
+  for (size_t i = 0; i < loop.carried; ++i)
+    if (PyList_Append(outputs.ptr, loop.kept[i] ? Py_None : loop.given[i].ptr) != 0) checked(nullptr);
+  for (const at::Tensor& one : loop.made.made) {
     Object row = one.defined() ? checked(THPVariable_Wrap(one)) : Object::borrow(Py_None);
     if (PyList_Append(outputs.ptr, row.ptr) != 0) checked(nullptr);
   }
