@@ -168,9 +168,11 @@ def _recomputed(how: Scores, *args: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def _operands(how: Scores, *args: Tensor) -> tuple[Tensor, ...]:
+    """And sums of rows with other numbers than ones, for the plain ones are zero: gradients of a softmax add up to nothing."""
     q, k, *_ = args
     ds = _recomputed(how, *args)[1].to(q.dtype)
-    return ds @ k, ds.mT @ q, ds.sum(-1)
+    _, columns = attention.positions(ds)
+    return ds @ k, ds.mT @ q, (ds * torch.cos(columns.to(ds.dtype))).sum(-1)
 
 
 def _values(how: Scores, *args: Tensor) -> tuple[Tensor, ...]:
