@@ -19,7 +19,7 @@ that these are never stored. What was rounded to 16 bits between two nodes is no
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, field, replace
 from functools import reduce
 
@@ -223,9 +223,9 @@ class _Fitting:
         """The nodes that nobody needs where it stands together with `others`."""
         return self.search.reader.only_for({out: node for one in others for out, node in one.instead.items()})
 
-    def kept(self, gone: Sequence[ir.Node]) -> list[str]:
-        """What its other contractions make and somebody else needs."""
-        return sorted(self.match.inside.difference(*map(ir.outs, gone)))
+    def kept(self, gone: Set[str]) -> list[str]:
+        """What its other contractions make and somebody else needs, where buffers are gone."""
+        return sorted(self.match.inside - gone)
 
     def recognised(self, gone: Sequence[ir.Node]) -> Recognised:
         """With the nodes that it takes the place of, among those that are gone: others may stand for some of them, too."""
@@ -265,7 +265,7 @@ def _standing(found: Sequence[_Fitting]) -> list[Recognised]:
         if one.out in made:
             continue
         gone = one.gone_with([one])
-        if not one.kept(gone):
+        if not one.kept(_made_by(gone)):
             made[one.out] = one.recognised(gone)
     return [*made.values(), *_together([one for one in found if one.out not in made])]
 
@@ -276,12 +276,17 @@ def _together(left: list[_Fitting]) -> list[Recognised]:
     while left:
         first = list({one.out: one for one in reversed(left)}.values())
         gone = first[0].gone_with(first)
-        refused = next((one for one in first if one.kept(gone)), None)
+        names = _made_by(gone)
+        refused = next((one for one in first if one.kept(names)), None)
         if refused is None:
             return [one.recognised(gone) for one in first]
-        _miss_of_reader(refused, refused.kept(gone))
+        _miss_of_reader(refused, refused.kept(names))
         left = [one for one in left if one is not refused]
     return []
+
+
+def _made_by(nodes: Iterable[ir.Node]) -> set[str]:
+    return {out for node in nodes for out in ir.outs(node)}
 
 
 def _miss_of_reader(fitting: _Fitting, kept: Sequence[str]) -> None:
