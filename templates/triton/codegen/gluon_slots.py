@@ -232,7 +232,7 @@ class GluonSlots(Slots):
         return tile
 
     def _memory(self, prefix: str, tile: BoxedTile, suffix: str = "") -> str:
-        """The name of a tile's shared memory. It names a buffer, so it is no part of the kernel's key: equal layers share one."""
+        """The name of a tile's shared memory. It is a buffer's, so it is no part of a key: equal layers share a kernel."""
         name = f"{prefix}_{tile.descriptor.removeprefix('map_')}{suffix}"
         self.parameters.made_names.add(name)
         return name
