@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
+from itertools import accumulate
 
 import torch
 
@@ -63,11 +64,12 @@ class LiveBytes:
                 self.last[name] = k
         kept = self.roots(o.buffer for o in graph.outputs if isinstance(o, ir.TensorArg))
         self.last |= dict.fromkeys(kept, len(steps) - 1)
-        self.at = [0] * len(steps)
+        change = [0] * (len(steps) + 1)  # a value may live from the first step to the last: its steps are not walked through
         for name, first in born.items():
             size = self.bytes(name)
-            for k in range(first, self.last[name] + 1) if size else ():
-                self.at[k] += size
+            change[first] += size
+            change[self.last[name] + 1] -= size
+        self.at = list(accumulate(change[:-1]))
         self.born = born
 
     def roots(self, names: Iterable[str]) -> set[str]:
@@ -75,6 +77,9 @@ class LiveBytes:
 
     def bytes(self, name: str) -> int:
         buffer = self.graph.buffers[name]
+        return memoised_for(buffer, "bytes", lambda: self._bytes(buffer))
+
+    def _bytes(self, buffer: ir.Buffer) -> int:
         return self.sizes.of(storage_size(buffer)) * buffer.dtype.itemsize if buffer.kind == "intermediate" else 0
 
     @property

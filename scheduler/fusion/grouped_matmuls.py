@@ -15,9 +15,10 @@ from kgen.cost import model
 from kgen.device import Device
 from kgen.ir import nodes as ir
 from kgen.ir import values as vs
-from kgen.ir.plan import BySize, Choice, ComboKernel, Kernel, Schedule
+from kgen.ir.plan import BySize, Choice, ComboKernel, Kernel, Schedule, Step
 from kgen.ir.sizes import Sizes
 from kgen.only import Only
+from kgen.scheduler.analysis.memo import memoised_for
 from kgen.scheduler.analysis.memory import LiveBytes, has_hidden_effects, reads, room_above, writes
 from kgen.scheduler.fusion.combo_kernels import forbids
 from kgen.scheduler.selection.choose import contraction_of, prepared
@@ -176,13 +177,19 @@ def _may_join(plan: Schedule, k: int, first: int, how: Joining) -> bool:
     assert isinstance(other, Kernel)
     if any(forbids(d, step, other) for d in how.demands if not d.wanted):
         return False
-    read, written = ir.storages(graph, reads(step)), ir.storages(graph, writes(step))
+    read, written = _touched(step, graph)
     for between in plan.steps[first:k]:
         if has_hidden_effects(between):
             return False
-        if ir.storages(graph, writes(between)) & (read | written) or written & ir.storages(graph, reads(between)):
+        read_before, written_before = _touched(between, graph)
+        if not (written_before.isdisjoint(read) and written_before.isdisjoint(written) and written.isdisjoint(read_before)):
             return False
     return True
+
+
+def _touched(step: Step, graph: ir.Graph) -> tuple[set[str], set[str]]:
+    """The storages that a step reads and writes: found once, for each pair of matmuls asks about all steps between the two."""
+    return memoised_for(step, "storages", lambda: (ir.storages(graph, reads(step)), ir.storages(graph, writes(step))), graph)
 
 
 # ---- how --------------------------------------------------------------------------------------------------------------

@@ -80,13 +80,18 @@ def _likeness(kernels: Sequence[Kernel], graph: ir.Graph) -> Hashable:
 
 def _library(kernel: Kernel, graph: ir.Graph) -> Hashable:
     """What the cost model asks about the library's calls for a kernel's contractions."""
-    nodes = memoised_for(graph, "contractions", lambda: {n.out: n for n in graph.nodes if ir.is_contraction(n)})
-    fused = memoised_for(graph, "fused calls", lambda: {n.fused.outs for n in nodes.values() if n.fused is not None})
+    nodes = contractions_by_result(graph)
+    fused = memoised_for(graph.nodes, "fused calls", lambda: {n.fused.outs for n in nodes.values() if n.fused is not None})
     stored = tuple(o for s in kernel.statements for o, kept in zip(s.outs, s.stored, strict=True) if kept)
     made = [graph.provenance.get(s.outs[0]) for s in kernel.statements if s.kind == "contraction"]
     calls = [nodes.get(one.source) if one is not None else None for one in made]
     windows = tuple(node.out if node is not None and node.windowed else "" for node in calls)  # have sizes of their own
     return stored in fused, windows, tuple(node is not None and node.vendor is not None for node in calls)
+
+
+def contractions_by_result(graph: ir.Graph) -> dict[str, ir.Contraction]:
+    """The contractions of a graph, found once for all graphs that have the same list of nodes."""
+    return memoised_for(graph.nodes, "contractions", lambda: {n.out: n for n in graph.nodes if ir.is_contraction(n)})
 
 
 @known_memoised

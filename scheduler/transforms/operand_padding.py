@@ -17,7 +17,7 @@ Stored once, as the library call would read it, it often joins the kernel that m
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, replace
 
 from kgen.cost import model
@@ -29,9 +29,11 @@ from kgen.ir import values as vs
 from kgen.ir.plan import Kernel, Statement, members
 from kgen.ir.sizes import Sizes
 from kgen.ir.values import Value
+from kgen.scheduler.analysis.memo import memoised_for
 from kgen.scheduler.analysis.memory import writes
 from kgen.scheduler.protocol import Attempt, Candidate, Changes, Decisions, Draft, Transform
 from kgen.scheduler.selection.choose import contraction_of, problems, read_by_prologue, template_seconds
+from kgen.scheduler.selection.memo import contractions_by_result, for_form
 from kgen.scheduler.transforms.recompute import computations, recomputed
 from kgen.scheduler.transforms.split_k import parts_by_result
 from kgen.templates.problem import Problem
@@ -146,6 +148,15 @@ class _Made:
     seconds: float
 
 
+@dataclass(frozen=True, slots=True)
+class _Reading:
+    """A kernel that reads copies of its operands, in a graph that has them, and the seconds that making them takes."""
+
+    kernel: Kernel
+    graph: ir.Graph
+    seconds: float
+
+
 def from_memory(copies: str) -> tuple[bool, bool]:
     """Which of a matmul's operands are not computed in its kernel."""
     return _OPERANDS[copies]
@@ -170,8 +181,17 @@ def with_copies(graph: ir.Graph, node: ir.Contraction, copies: str) -> tuple[ir.
 
 
 def possible_copies(kernel: Kernel, graph: ir.Graph, device: Device) -> dict[str, Copies]:
-    """What of a kernel's operands may be copied, and what templates make of it then. Sums of operands that the kernel makes
-    beside its matmul need these as they are."""
+    """What of a kernel's operands may be copied, and what templates make of it then."""
+    seen = {
+        copies: (problems(one.kernel, one.graph, device, None)[0], one)
+        for copies, one in _readings(kernel, graph, device).items()
+    }
+    return {copies: Copies(tuple(taken), one.seconds) for copies, (taken, one) in seen.items() if taken}
+
+
+def _readings(kernel: Kernel, graph: ir.Graph, device: Device) -> dict[str, _Reading]:
+    """The kernel with each choice of operands that may be copied. Sums of operands that the kernel makes beside its matmul need
+    these as they are."""
     sums = [s for s in kernel.statements if s.kind == "contraction"]
     beside = any(s.inner for s in kernel.statements if s.kind != "contraction")
     if device.kind != "cuda" or beside or len(sums) != 1 or sums[0].op != "sum" or len(sums[0].factors) != 1:
@@ -185,28 +205,40 @@ def possible_copies(kernel: Kernel, graph: ir.Graph, device: Device) -> dict[str
         _copied(source, value, graph, device) if source is not None else _stored(side, kernel, matmul, graph, device)
         for side, (source, value) in enumerate(zip(sources, operands, strict=True))
     ]
-    found: dict[str, Copies] = {}
+    found: dict[str, _Reading] = {}
     for copies, chosen_operands in _OPERANDS.items():
         chosen = {side: one for side, one in enumerate(made) if chosen_operands[side] and one is not None}
-        if copies == NONE or len(chosen) < sum(chosen_operands):
-            continue
-        taken = _problems(kernel, matmul, graph, device, chosen)
-        if taken:
-            found[copies] = Copies(tuple(taken), sum(one.seconds for one in chosen.values()))
+        if copies != NONE and len(chosen) == sum(chosen_operands):
+            found[copies] = _reading_copies(kernel, matmul, graph, chosen)
     return found
 
 
 def best_copies(kernel: Kernel, graph: ir.Graph, device: Device, vendor: bool) -> str:
     """The operands to copy, by the cost model. `vendor`: whether a library call computes the matmul."""
-    possible = possible_copies(kernel, graph, device)
+    possible = _readings(kernel, graph, device)
     if not possible:
         return NONE
-    taken = problems(kernel, graph, device, None)[0]
-    library = min((model.apart_seconds(problem) for problem in taken[:1] if vendor), default=math.inf)
-    now = min(template_seconds(taken, vendor), library)
-    found = {copies: template_seconds(one.problems, vendor) + one.seconds for copies, one in possible.items()}
-    best = min(found, key=lambda copies: found[copies])
-    return best if found[best] * WORTH < now < math.inf else NONE
+    now = min(_template_seconds(kernel, graph, device, vendor), _library_seconds(kernel, graph, device) if vendor else math.inf)
+    # what takes as long to make as the whole matmul takes now is not looked at by templates
+    worth = {copies: one for copies, one in possible.items() if one.seconds * WORTH < now < math.inf}
+    found = {copies: _template_seconds(one.kernel, one.graph, device, vendor) + one.seconds for copies, one in worth.items()}
+    best = min(found, key=lambda copies: found[copies], default=NONE)
+    return best if best != NONE and found[best] * WORTH < now else NONE
+
+
+def _template_seconds(kernel: Kernel, graph: ir.Graph, device: Device, vendor: bool) -> float:
+    """The time of the best template for a kernel, found once for all that are equal but for names."""
+    how = ("template seconds", device, vendor)
+    return for_form(how, [kernel], graph, lambda: template_seconds(problems(kernel, graph, device, None)[0], vendor))
+
+
+def _library_seconds(kernel: Kernel, graph: ir.Graph, device: Device) -> float:
+    """The time of the library call and the kernels around it, infinite where no template has looked at the matmul."""
+
+    def found() -> float:
+        return min((model.apart_seconds(problem) for problem in problems(kernel, graph, device, None)[0][:1]), default=math.inf)
+
+    return for_form(("library seconds", device), [kernel], graph, found)
 
 
 def verdicts_of(copies: Mapping[str, str], graph: ir.Graph, made: Collection[str]) -> list[Verdict]:
@@ -285,8 +317,7 @@ def _copied(source: str, value: Value, graph: ir.Graph, device: Device) -> _Made
     copy = _aligned(graph, graph.buffers[source])
     assert copy is not None
     moved = Sizes(graph.size_hints).bytes(graph.buffers[source]) / device.bandwidth / model.STREAM_RATE
-    made = any(source in ir.outs(node) for node in graph.nodes if not isinstance(node, ir.Extern))
-    seconds = moved if made else TRIPS * moved + model.LAUNCH[device.kind]
+    seconds = moved if source in _made_by_kernels(graph) else TRIPS * moved + model.LAUNCH[device.kind]
     return _Made(_reading(graph, value, source), copy, seconds)
 
 
@@ -299,7 +330,7 @@ def _stored(side: int, kernel: Kernel, matmul: Statement, graph: ir.Graph, devic
     if any(v.extent.as_int() is None and v not in computed.variables() for v in kernel.outer):
         return None
     out = contraction_of(kernel)
-    node = next((n for n in graph.nodes if ir.is_contraction(n) and n.out == out), None)
+    node = contractions_by_result(graph).get(out)
     if node is None or not node.stored:
         return None
     inner = [v for v in kernel.inner if v.extent != 1]
@@ -325,33 +356,51 @@ def _storing_seconds(name: str, read: set[str], graph: ir.Graph, device: Device)
     sizes = Sizes(graph.size_hints)
     written = sizes.bytes(graph.buffers[name])
     large = [one for one in sorted(read - {name}) if _points(graph, one) >= _points(graph, name)]
-    made = {out for node in graph.nodes if not isinstance(node, ir.Extern) for out in ir.outs(node)}
-    if not large or not made.issuperset(large):
+    if not large or not _made_by_kernels(graph).issuperset(large):
         moved = written + sum(sizes.bytes(graph.buffers[one]) for one in read - {name})
         return moved / device.bandwidth / model.STREAM_RATE + model.LAUNCH[device.kind]
-    needed = ir.visible(graph).union(*(ir.reads(node) for node in _others(graph, name)))
-    spared = sum(sizes.bytes(graph.buffers[one]) for one in large if one not in needed)
+    spared = sum(sizes.bytes(graph.buffers[one]) for one in large if not _is_needed_beside(graph, one, name))
     return (written - spared) / device.bandwidth / model.STREAM_RATE
 
 
-def _others(graph: ir.Graph, name: str) -> Iterator[ir.Node]:
-    """The nodes that neither make a buffer, nor are contractions which would read it, nor reduce what they read: a reduction
-    joins the kernel of whoever makes its elements."""
+def _made_by_kernels(graph: ir.Graph) -> set[str]:
+    """The buffers that no call makes."""
+    loops = (node for node in graph.nodes if not isinstance(node, ir.Extern))
+    return memoised_for(graph, "made by kernels", lambda: {out for node in loops for out in ir.outs(node)})
+
+
+def _is_needed_beside(graph: ir.Graph, one: str, name: str) -> bool:
+    """Whether a buffer is a result, or read by a node that neither makes buffer `name`, nor is a contraction which would read
+    that, nor reduces what it reads: a reduction joins the kernel of whoever makes its elements."""
+    if one in memoised_for(graph, "visible", lambda: ir.visible(graph)):
+        return True
+    readers = memoised_for(graph, "readers", lambda: _readers(graph)).get(one, ())
+    return any(not (isinstance(node, ir.Reduction) or name in ir.outs(node) or _stores(node, name)) for node in readers)
+
+
+def _readers(graph: ir.Graph) -> dict[str, list[ir.Node]]:
+    """The nodes that read each buffer: found once a graph, for each matmul asks."""
+    found: dict[str, list[ir.Node]] = {}
     for node in graph.nodes:
-        reads_it = ir.is_template_node(node) and any(load.attr[0] == name for load in vs.loads(node.stored))
-        if name not in ir.outs(node) and not reads_it and not isinstance(node, ir.Reduction):
-            yield node
+        for name in ir.reads(node):
+            found.setdefault(name, []).append(node)
+    return found
+
+
+def _stores(node: ir.Node, name: str) -> bool:
+    """Whether a contraction's stored operands read a buffer."""
+    return ir.is_template_node(node) and any(load.attr[0] == name for load in vs.loads(node.stored))
 
 
 def _points(graph: ir.Graph, name: str) -> int:
     return Sizes(graph.size_hints).of(ix.product(graph.buffers[name].sizes))
 
 
-def _problems(kernel: Kernel, matmul: Statement, graph: ir.Graph, device: Device, made: Mapping[int, _Made]) -> list[Problem]:
-    """What templates would make of the kernel with these operands, by their places."""
+def _reading_copies(kernel: Kernel, matmul: Statement, graph: ir.Graph, made: Mapping[int, _Made]) -> _Reading:
+    """The kernel with these operands, by their places."""
     operands = enumerate((matmul.value, *matmul.factors))
     value, factor = (made[side].value if side in made else own for side, own in operands)
     changed = replace(matmul, value=value, factors=(factor,))
     buffers = {**graph.buffers, **{one.buffer.name: one.buffer for one in made.values() if one.buffer is not None}}
     reading = replace(kernel, statements=tuple(changed if s is matmul else s for s in kernel.statements))
-    return problems(reading, replace(graph, buffers=buffers), device, None)[0]
+    return _Reading(reading, replace(graph, buffers=buffers), sum(one.seconds for one in made.values()))

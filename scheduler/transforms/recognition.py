@@ -19,7 +19,7 @@ that these are never stored. What was rounded to 16 bits between two nodes is no
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, field, replace
 from functools import partial, reduce
 
@@ -264,9 +264,9 @@ class _Fitting:
         rest = [node for one in others if one.end.split is not None for node in one.end.split.rest]
         return self.search.reader.only_for({out: node for one in others for out, node in one.instead.items()}, rest)
 
-    def kept(self, gone: Sequence[ir.Node]) -> list[str]:
-        """What its other contractions make and somebody else needs."""
-        return sorted(self.match.inside.difference(*map(ir.outs, gone)))
+    def kept(self, gone: Set[str]) -> list[str]:
+        """What its other contractions make and somebody else needs, where buffers are gone."""
+        return sorted(self.match.inside - gone)
 
     def recognised(self, gone: Sequence[ir.Node]) -> Recognised:
         """With the nodes that it takes the place of, among those that are gone: others may stand for some of them, too."""
@@ -309,7 +309,7 @@ def _standing(found: Sequence[_Fitting]) -> list[Recognised]:
         if one.out in made:
             continue
         gone = one.gone_with([one])
-        if not one.kept(gone):
+        if not one.kept(_made_by(gone)):
             made[one.out] = one.recognised(gone)
     return [*made.values(), *_together([one for one in found if one.out not in made])]
 
@@ -321,13 +321,14 @@ def _together(left: list[_Fitting]) -> list[Recognised]:
     while left:
         first = list({one.out: one for one in reversed(left)}.values())
         gone = first[0].gone_with(first)
-        kept = [one for one in first if one.kept(gone)]
+        names = _made_by(gone)
+        kept = [one for one in first if one.kept(names)]
         if not kept:
             made = [(one.match.inside, one.recognised(gone)) for one in first]
             return [replace(one, beside=_connected(inside, made)) for inside, one in made]
         steps = frozenset[str]().union(*(one.match.inside for one in first))
         refused = next((one for one in kept if one.out in steps), kept[0])
-        _miss_of_reader(refused, refused.kept(gone))
+        _miss_of_reader(refused, refused.kept(names))
         left = [one for one in left if one is not refused]
     return []
 
@@ -341,6 +342,10 @@ def _connected(inside: frozenset[str], made: Sequence[tuple[frozenset[str], Reco
             return names
         names = names.union(name for _, name in more)
         inside = inside.union(*(other for other, _ in more))
+
+
+def _made_by(nodes: Iterable[ir.Node]) -> set[str]:
+    return {out for node in nodes for out in ir.outs(node)}
 
 
 def _miss_of_reader(fitting: _Fitting, kept: Sequence[str]) -> None:

@@ -158,7 +158,7 @@ class GluonSlots(Slots):
         # a matrix may be read as it is and transposed, by one descriptor
         number = [sum(other.descriptor == tile.descriptor for other in found[:k]) for k, tile in enumerate(found)]
         again = [f"_again{k}" if k else "" for k in number]
-        return Reads(tuple(Ring(_memory(name, tile) + more, count, tile) for tile, more in zip(found, again, strict=True)))
+        return Reads(tuple(Ring(self._memory(name, tile, more), count, tile) for tile, more in zip(found, again, strict=True)))
 
     def writes(self, name: str, over: Reads) -> Writes:
         homes: list[Leaving | Ring] = []
@@ -169,7 +169,7 @@ class GluonSlots(Slots):
                 free += [ring for ring in [next(coming, None)] if ring is not None]
                 continue
             ring = next((ring for ring in free if ring.tile.shares_memory(tile)), None)
-            homes.append(Leaving(_memory(name, tile), self._used(tile)) if ring is None else ring)
+            homes.append(Leaving(self._memory(name, tile), self._used(tile)) if ring is None else ring)
             free = [other for other in free if other is not ring]
         return Writes(tuple(homes))
 
@@ -230,6 +230,12 @@ class GluonSlots(Slots):
         """The tile, whose descriptor is a parameter of the kernel from now on."""
         self.parameters.made_names.add(tile.descriptor)
         return tile
+
+    def _memory(self, prefix: str, tile: BoxedTile, suffix: str = "") -> str:
+        """The name of a tile's shared memory. It is a buffer's, so it is no part of a key: equal layers share a kernel."""
+        name = f"{prefix}_{tile.descriptor.removeprefix('map_')}{suffix}"
+        self.parameters.made_names.add(name)
+        return name
 
     # ---- slots ------------------------------------------------------------------------------------------------------
 
@@ -305,10 +311,6 @@ class GluonSlots(Slots):
         if axis in self.orders:
             return not self.orders[axis].filled, block
         return Slots._side(self, axis, block, index)
-
-
-def _memory(prefix: str, tile: BoxedTile) -> str:
-    return f"{prefix}_{tile.descriptor.removeprefix('map_')}"
 
 
 @dataclass(frozen=True, slots=True)

@@ -24,6 +24,7 @@ from kgen.ir.plan import Kernel, Schedule, members
 from kgen.only import only
 from kgen.report.record import Record, recording
 from kgen.scheduler import Gpu, Options
+from kgen.scheduler.selection import choose
 from kgen.scheduler.transforms.operand_padding import BOTH, LEFT, RIGHT, aligned_of
 from kgen.verdict import Reason
 
@@ -273,6 +274,29 @@ def test_for_any_number_of_rows_only_what_has_rows_is_computed_first(monkeypatch
     plan = dynamic_plan(monkeypatch, normed, rows, scale[:1024], weights, scale)
     matmuls = [s for step in plan.kernels for k in members(step) for s in k.statements if s.kind == "contraction"]
     assert all(s.value.op == "load" for s in matmuls), "a template, like the library, reads what is normed from memory"
+
+
+def test_equal_layers_are_asked_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Templates look at as many matmuls in six layers as in three."""
+    looked_at: list[str] = []
+    look = choose._problems
+
+    def counted(kernel: Kernel, *args: Any) -> Any:
+        looked_at.append(kernel.name)
+        return look(kernel, *args)
+
+    def layers(x: Tensor, g: Tensor, *weights: Tensor) -> Tensor:
+        for w in weights:
+            x = x + F.rms_norm(x, (1024,), g) @ w
+        return x
+
+    def count(n: int) -> int:
+        looked_at.clear()
+        plan_of(layers, e(4096, 1024), e(1024), *(e(1024, 1024) for _ in range(n)))
+        return len(looked_at)
+
+    monkeypatch.setattr(choose, "_problems", counted)
+    assert 0 < count(6) == count(3)
 
 
 def test_they_can_be_switched_off() -> None:

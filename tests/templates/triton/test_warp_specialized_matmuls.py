@@ -156,6 +156,24 @@ def test_compiles(name: str, tf32: None) -> None:
         assert waits_before_memory(found.cubin)
 
 
+def test_equal_layers_share_a_kernel() -> None:
+    """Whatever their buffers are called, in shared memory too, where tiles of the epilogue come to and leave from."""
+
+    def two_layers(x: Tensor, w: Tensor, y: Tensor, v: Tensor, z: Tensor) -> tuple[Tensor, ...]:
+        first = x @ w + y
+        second = first @ v + z
+        return first, torch.relu(first), second, torch.relu(second)
+
+    args = [r(256, 256, dtype=bf) for _ in range(5)]
+    for config in first(configurations(two_layers, args)):
+        plan, options = offered(two_layers, args, lambda _, config=config: config)
+        steps = [step for step in plan.kernels if members(step)[0].choice is not None]
+        assert len(steps) == 2
+        one, other = (rendered(step, plan, f"k{k}", options).launch for k, step in enumerate(steps))
+        assert one.source != other.source
+        assert one.identity == other.identity, config
+
+
 def test_a_matrix_is_read_twice_by_one_descriptor() -> None:
     """As it is and transposed: each tile has memory of its own, fetched from its own place."""
     fn, args = CASES["as_it_is_and_transposed"]
