@@ -24,6 +24,7 @@ from kgen.capture.aot_cache import CompiledGraph, count_coverage
 from kgen.capture.eager_graph import EagerGraph
 from kgen.capture.freeze import freeze, frozen_inputs
 from kgen.capture.operators import check_names
+from kgen.capture.quantised import makes_quantised
 from kgen.capture.torch_adapter import GraphInfo, copied_graph
 from kgen.config import Config
 from kgen.failures import Attempt
@@ -195,7 +196,7 @@ def compile_graph(gm: GraphModule, info: GraphInfo, config: Config, known: tuple
     `known` are failures of passes before.
 
     Raises what the first attempt raises where the user can help it, and where `strict` says so."""
-    attempt, frozen = Attempt(known, eager="all" in config.fallback), None
+    attempt, frozen = Attempt(known, eager="all" in config.fallback or makes_quantised(gm)), None
     while True:
         try:
             with unusable.without(attempt.unusable) if attempt.unusable else nullcontext():

@@ -211,22 +211,22 @@ class _Assembler:
         return [self.calls[one.name] for one in variants(step)]
 
     def _kernel(self, step: Launch) -> None:
-        items = tuple(map(self._kernel_call, self._calls(step)))
-        table = members(step)[0].by_size
+        work, table = _work(step), members(step)[0].by_size
+        items = tuple(self._kernel_call(call, work) for call in self._calls(step))
         if len(set(items)) == 1 or table is None:
             self.code.append(items[0])
             return
         limits = tuple(limit for limit, _ in table.choices if limit is not None)
         self.code.append(hp.Pick(self._reg(table.length), limits, items))
 
-    def _kernel_call(self, call: KernelCall) -> hp.Kernel | hp.Launch | hp.PythonCall:
+    def _kernel_call(self, call: KernelCall, work: str) -> hp.Kernel | hp.Launch | hp.PythonCall:
         if call.launch is not None:
             return self._launch(call, call.launch)
         slots = tuple(self._define(name) for name in call.buffers)
         registers = tuple(map(self._integer, call.sizes))
         if call.symbol not in self.symbols:
             self.symbols.append(call.symbol)
-        return hp.Kernel(self.symbols.index(call.symbol), slots, registers)
+        return hp.Kernel(self.symbols.index(call.symbol), slots, registers, work)
 
     def _launch(self, call: KernelCall, kernel: TritonKernel) -> hp.Launch | hp.PythonCall:
         slots, registers = self._parameters(call, kernel)
@@ -373,6 +373,14 @@ class _Assembler:
         if isinstance(item, ir.ArgumentMultiple):
             return hp.OutArgument(item.position, item.factor)
         return hp.OutConst(item)
+
+
+def _work(step: Launch) -> str:
+    """What a kernel computes, for messages: its operators, then the user's lines."""
+    origins = [origin for one in members(step) for origin in one.origins]
+    operators = dict.fromkeys(name for origin in origins for name in origin.operators)
+    where = dict.fromkeys(origin.line for origin in origins if origin.line)
+    return "".join([f", of {', '.join(operators)}" * bool(operators), *(f"\n  {line}" for line in list(where)[:4])])
 
 
 def _aligned_buffers(call: KernelCall, kernel: TritonKernel) -> Iterator[str]:
