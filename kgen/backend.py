@@ -256,7 +256,8 @@ def kgen_backend(
 
     Raises UnknownMode, UnknownOption, UnknownVariable, UnknownOperator or BadOptionValue;
     torch wraps them in its BackendCompilerFailed."""
-    config = configuration.from_call(mode, {**(options or {}), **unknown})
+    given = {**options, **unknown} if isinstance(options, Mapping) and unknown else options or unknown
+    config = configuration.from_call(mode, given)
     _check_operators(config)
     if config.debug is None:  # TORCH_COMPILE_DEBUG=1
         config = replace(config, debug=torch_adapter.debug_folder())

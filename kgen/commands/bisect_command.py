@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import importlib
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -15,7 +14,7 @@ from kgen.bisection.trial import Trial, trial_config
 from kgen.capture.operators import call_of, source_line
 from kgen.capture.paths import paths_in
 from kgen.commands.exit_codes import OK, WRONG, misused
-from kgen.commands.script import run_script
+from kgen.commands.script import imported, run_script
 
 __all__ = ["run"]
 
@@ -26,10 +25,9 @@ def run(options: argparse.Namespace) -> int:
         return misused(f"there is no script {options.target}")
     if options.trials < 1:
         return misused("--trials takes a number from 1 on")
-    for name in (str(options.target.resolve().parent), str(Path.cwd())):
-        sys.path.insert(0, name)
+    sys.path.insert(0, str(options.target.resolve().parent))
     for module in options.module:
-        importlib.import_module(module)
+        imported(module)
     try:
         with watching() as seen:
             well = run_script(options.target, options.arguments)
@@ -39,6 +37,8 @@ def run(options: argparse.Namespace) -> int:
 
 
 def _nothing(seen: Seen, well: bool) -> int:
+    if not seen.calls and not well:
+        return WRONG
     if not seen.calls:
         print('kgen: nothing was compiled by kgen; call a function made with torch.compile(f, backend="kgen")', file=sys.stderr)
         return WRONG
