@@ -265,16 +265,18 @@ def kgen_backend(
         registry.load_packages()
     cpp.prepare()
     with _without_collections():
-        passes = _Passes(config)
+        passes, watching = _Passes(config), watch.current_calls()
+        given = GraphModule(gm, copied_graph(gm)) if watching is not None else gm
         nothing: tuple[Verdict, ...] = ()
         verdicts = passes.attempt(rewrite, gm, nothing)
-        return torch_adapter.capture(
+        made = torch_adapter.capture(
             gm,
             example_inputs,
             compile_graph=partial(passes.compile_graph, verdicts),
             joint_pass=passes.before_partitioning,
             cache_key=_cache_key(config) if _is_cached(config, verdicts) else None,
         )
+    return made if watching is None else watching(given, config, made)
 
 
 def _check_operators(config: Config) -> None:
