@@ -256,8 +256,8 @@ def kgen_backend(
 
     Raises UnknownMode, UnknownOption, UnknownVariable, UnknownOperator or BadOptionValue;
     torch wraps them in its BackendCompilerFailed."""
-    given = {**options, **unknown} if isinstance(options, Mapping) and unknown else options or unknown
-    config = configuration.from_call(mode, given)
+    asked = {**options, **unknown} if isinstance(options, Mapping) and unknown else options or unknown
+    config = configuration.from_call(mode, asked)
     _check_operators(config)
     if config.debug is None:  # TORCH_COMPILE_DEBUG=1
         config = replace(config, debug=torch_adapter.debug_folder())

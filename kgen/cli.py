@@ -75,7 +75,11 @@ def _parser() -> argparse.ArgumentParser:
     one.add_argument("--mode", help="compile in this mode (max-autotune, ...)")
 
     two = _command(
-        commands, "bisect", "find the smallest part of a script that is wrong, dies or is slow", "bisect_command:run", script=True
+        commands,
+        "bisect",
+        "find the smallest part of a script that is wrong, dies or is slow",
+        "bisect_command:run",
+        script=True,
     )
     two.add_argument("target", metavar="script.py", type=Path, help="run with every call repeated in eager")
     two.add_argument("--speed", action="store_true", help="find what is slower than eager, and by which kernel")

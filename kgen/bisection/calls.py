@@ -22,7 +22,16 @@ from kgen.failures import NOT_OURS
 from kgen.report.standalone import difference
 from kgen.watch import calls_watched
 
-__all__ = ["FoundCall", "Run", "SeenCalls", "WrongCall", "difference_of_calls", "leaves", "run_with_gradients", "watching_calls"]
+__all__ = [
+    "FoundCall",
+    "Run",
+    "SeenCalls",
+    "WrongCall",
+    "difference_of_calls",
+    "leaves",
+    "run_with_gradients",
+    "watching_calls",
+]
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,7 +55,7 @@ class FoundCall(BaseException):
 
 @dataclass(slots=True)
 class SeenCalls:
-    """What has been looked at: calls that were compared, and those that were not, for they draw random numbers or fail alone."""
+    """Calls that were compared, and those that were not, for they draw random numbers or fail by themselves."""
 
     compared: int = 0
     left_out: int = 0
@@ -65,6 +74,10 @@ class Run:
     def values(self) -> tuple[Any, ...]:
         return (*self.results, *self.gradients, *self.given)
 
+    @property
+    def counts(self) -> str:
+        return f"{len(self.results)} results and {len(self.gradients)} gradients"
+
     def name(self, position: int) -> str:
         """What the value at a position of `values` is."""
         counts = (len(self.results), len(self.gradients), len(self.given))
@@ -77,8 +90,8 @@ class Run:
 
 @contextmanager
 def watching_calls(aten: Seen) -> Iterator[SeenCalls]:
-    """Compares every call of a graph of Dynamo's. Raises FoundCall, from the call, at the first that is wrong. Those calls of aten
-    graphs that this takes are not counted in `aten`."""
+    """Compares every call of a graph of Dynamo's. Raises FoundCall, from the call, at the first that is wrong. `aten` does not
+    count the calls of aten graphs that this takes."""
     seen = SeenCalls()
 
     def watch(gm: GraphModule, config: Config, compiled: Callable[..., Any]) -> Callable[..., Any]:
@@ -112,18 +125,16 @@ def _compare(gm: GraphModule, config: Config, compiled: Callable[..., Any], args
         raise FoundCall(WrongCall(gm, config, tuple(before), state, text))
 
 
-def difference_of_calls(
-    gm: GraphModule, compiled: Callable[..., Any], before: Sequence[Any], state: RandomState
-) -> str | None:
-    """What of a compiled call differs from eager; empty where nothing does, None where the graph draws random numbers, which are
-    other ones in eager."""
+def difference_of_calls(gm: GraphModule, compiled: Callable[..., Any], before: Sequence[Any], state: RandomState) -> str | None:
+    """What of a compiled call differs from eager, or an empty text. None where the graph draws random numbers, which are other
+    ones in eager."""
     state.restore()
     eager = run_with_gradients(gm, before)
     if not torch.equal(RandomState.now().cpu, state.cpu):
         return None
     got = run_with_gradients(compiled, before)
     if (len(got.results), len(got.gradients)) != (len(eager.results), len(eager.gradients)):
-        return f"{len(got.results)} results and {len(got.gradients)} gradients, not {len(eager.results)} and {len(eager.gradients)}"
+        return f"{got.counts}, not {eager.counts}"
     found = first_that_differs(got.values, eager.values, lambda: _exact(gm, before))
     return "" if found is None else f"{eager.name(found)} {difference(got.values[found], eager.values[found])}"
 

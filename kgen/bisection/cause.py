@@ -52,6 +52,10 @@ CLUES = (
 )
 
 
+# Where each trial that fails costs a process.
+_FEW_CLUES = tuple(one for one in CLUES if {"templates", "inlining", "isa"} & one.options.keys())
+
+
 @dataclass(frozen=True, slots=True)
 class KernelOfPart:
     """A kernel of the part: its name, what made its text (a template with its configuration, or loops), and its operators."""
@@ -85,8 +89,10 @@ def cause_of(part: Part, wrong: Wrong, trial: Trial) -> Cause:
 def cause_of_death(part: Part, trial: Trial, compiling: bool) -> Cause:
     """What is to blame for a part that ends its process, or never ends. `trial` tries in another process."""
     kernels = () if compiling else _kernels(part, trial)
-    clues = [clue for clue in _clues(part, trial) if clue.counts(kernels)]
-    stage, why = (clues[0].stage, f"it ends well {clues[0].how}") if clues else ("build" if compiling else "call", "no option helps")
+    clues = [one for one in _clues(part, trial, _FEW_CLUES) if one.counts(kernels)]
+    stage, why = (
+        (clues[0].stage, f"it ends well {clues[0].how}") if clues else ("build" if compiling else "call", "no option helps")
+    )
     right_with = (*(clue.options for clue in clues), *_fallbacks(part, trial))
     return Cause(stage, why, tuple(_rules(part)), kernels, right_with)
 
@@ -127,8 +133,8 @@ def _rules(part: Part) -> Iterator[str]:
 # ---- which options help -------------------------------------------------------------------------------------------------
 
 
-def _clues(part: Part, trial: Trial) -> Iterator[_Clue]:
-    for clue in CLUES:
+def _clues(part: Part, trial: Trial, clues: Sequence[_Clue] = CLUES) -> Iterator[_Clue]:
+    for clue in clues:
         if _changes(trial, clue.options) and _is_right(part, trial, clue.options):
             yield clue
 

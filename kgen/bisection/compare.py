@@ -40,9 +40,7 @@ def first_difference(
     return f"{what} {difference(got[found], eager[found])}"
 
 
-def first_that_differs(
-    got: Sequence[Any], eager: Sequence[Any], exact: Callable[[], Sequence[Any] | None]
-) -> int | None:
+def first_that_differs(got: Sequence[Any], eager: Sequence[Any], exact: Callable[[], Sequence[Any] | None]) -> int | None:
     """The position of the first value that is wrong. `exact` gives all of them in float64; None where it cannot."""
     suspects = [k for k, (a, b) in enumerate(zip(got, eager, strict=True)) if difference(a, b)]
     if not suspects:

@@ -1,76 +1,70 @@
-"""Trials in a process of their own: a part that ends its process, or never ends, ends the trial alone."""
+"""Trials in processes of their own: a part that ends its process, or never ends, ends the trial alone."""
 
 from __future__ import annotations
 
 import pickle
-import select
 import signal
 import subprocess
 import sys
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
+from typing import IO, Self
 
-from kgen.bisection.copies import RandomState
 from kgen.bisection.journal import pack_part
 from kgen.bisection.part import Part
 from kgen.bisection.trial import Trial, Wrong
-from kgen.config import Config
 
-__all__ = ["HANGS", "IsolatedTrial", "Worker", "how_it_ended"]
+__all__ = ["HANGS", "IsolatedTrial", "Worker", "how_it_ended", "read_message", "write_message"]
 
 HANGS = "Hangs"
 _LENGTH = 8
 
 
-def how_it_ended(returncode: int) -> str:
-    """The signal that ended a process, or its exit code."""
-    if returncode < 0:
-        return signal.Signals(-returncode).name
-    return f"exit code {returncode}"
+def how_it_ended(code: int) -> str:
+    """The name of the signal that ended a process, or its exit code."""
+    return signal.Signals(-code).name if code < 0 else f"exit code {code}"
 
 
-@dataclass
+def write_message(stream: IO[bytes], data: bytes) -> None:
+    """Writes bytes after their number."""
+    stream.write(len(data).to_bytes(_LENGTH, "little") + data)
+    stream.flush()
+
+
+def read_message(stream: IO[bytes]) -> bytes | None:
+    """What `write_message` has written; None at the end."""
+    length = stream.read(_LENGTH)
+    return stream.read(int.from_bytes(length, "little")) if len(length) == _LENGTH else None
+
+
 class Worker:
-    """A process that tries parts, started when it is needed and again after it has died. `modules` are imported first."""
+    """A process that tries parts, in forks of its own. It imports `modules` first. A trial may take so many seconds."""
 
-    seconds: float
-    modules: Sequence[str] = ()
-    process: subprocess.Popen[bytes] | None = field(default=None, init=False)
+    def __init__(self, seconds: float, modules: Sequence[str] = ()) -> None:
+        command = [sys.executable, "-m", "kgen.bisection.worker", str(seconds), *modules]
+        self.process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
 
-    def ask(self, part: Part, config: Config, state: RandomState) -> Wrong | None:
-        """What is wrong with a part; that it ends the process, too."""
-        data = pickle.dumps((pack_part(part), config, state))
-        process = self.process = self.process if self._is_alive() and self.process is not None else self._start()
-        assert process.stdin is not None
-        assert process.stdout is not None
+    def ask(self, job: bytes) -> Wrong | None:
+        """What is wrong with a part; that it ends its process, too."""
+        assert self.process.stdin is not None
+        assert self.process.stdout is not None
         try:
-            process.stdin.write(len(data).to_bytes(_LENGTH, "little") + data)
-            process.stdin.flush()
-            if not select.select([process.stdout], [], [], self.seconds)[0]:
-                self.stop()
-                return Wrong(f"it has not ended after {self.seconds:.0f} seconds", HANGS)
-            size = process.stdout.read(_LENGTH)
-            if len(size) == _LENGTH:
-                found: Wrong | None = pickle.loads(process.stdout.read(int.from_bytes(size, "little")))
-                return found
+            write_message(self.process.stdin, job)
+            answer = read_message(self.process.stdout)
         except BrokenPipeError:
-            pass
-        ended = how_it_ended(process.wait())
-        return Wrong(f"the process dies of {ended}", ended)
+            answer = None
+        if answer is None:
+            ended = how_it_ended(self.process.wait())
+            return Wrong(f"the process that tries parts has ended: {ended}", f"worker: {ended}")
+        found: Wrong | None = pickle.loads(answer)
+        return found
 
-    def stop(self) -> None:
-        """Ends the process."""
-        if self.process is not None:
-            self.process.kill()
-            self.process.wait()
-            self.process = None
+    def __enter__(self) -> Self:
+        return self
 
-    def _is_alive(self) -> bool:
-        return self.process is not None and self.process.poll() is None
-
-    def _start(self) -> subprocess.Popen[bytes]:
-        command = [sys.executable, "-m", "kgen.bisection.worker", *self.modules]
-        return subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+    def __exit__(self, *_: object) -> None:
+        self.process.kill()
+        self.process.communicate()
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,4 +74,4 @@ class IsolatedTrial(Trial):
     worker: Worker
 
     def wrong(self, part: Part) -> Wrong | None:
-        return self.worker.ask(part, self.config, self.state)
+        return self.worker.ask(pickle.dumps((pack_part(part), self.config, self.state)))

@@ -19,7 +19,7 @@ from kgen.bisection.part import Part, made_part, part_of, units_of, values_of
 from kgen.capture.packed_graph import NotPackable, packed, unpacked
 from kgen.config import Config
 
-__all__ = ["FileJournal", "Journal", "Work", "doing", "load_part", "made_up_inputs", "pack_part", "unpack_part"]
+__all__ = ["FileJournal", "Journal", "Work", "doing", "forget", "load_part", "made_up_inputs", "pack_part", "unpack_part"]
 
 DOING, WORK = "doing", "work"
 
@@ -78,6 +78,11 @@ def doing(folder: Path) -> tuple[str, float] | None:
         return place.read_text(), time.time() - place.stat().st_mtime
     except FileNotFoundError:
         return None
+
+
+def forget(folder: Path) -> None:
+    """Removes what a process that has died left of what it was doing."""
+    (folder / DOING).unlink(missing_ok=True)
 
 
 def load_part(folder: Path) -> tuple[Part, Config, RandomState] | None:

@@ -45,7 +45,7 @@ def rerun_with_gradients(part: torch.nn.Module, script: str, options: Mapping[st
 
 
 def time(part: torch.nn.Module, script: str, options: Mapping[str, Any]) -> None:
-    """Times `part` on the inputs beside `script`, in eager and compiled, one after the other. Exits with 1 where eager is faster."""
+    """Times `part` on the inputs beside `script`, compiled and in eager in turn. Exits with 1 where eager is faster."""
     inputs, _ = _kept(part, script)
     compiled = torch.compile(part, backend="kgen", options=dict(options), fullgraph=True)
     with torch.no_grad():

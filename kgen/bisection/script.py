@@ -16,8 +16,8 @@ from types import ModuleType
 import torch
 from torch.fx import GraphModule
 
-from kgen.bisection.part import Part
 from kgen.bisection.copies import RandomState
+from kgen.bisection.part import Part
 from kgen.bisection.rerun import INPUTS
 from kgen.capture.operators import source_line
 from kgen.config import CODE_FIELDS, Config
@@ -39,8 +39,8 @@ class Written:
 
 @dataclass(frozen=True, slots=True)
 class What:
-    """What a script is about: its title, the function of `kgen.bisection.rerun` that it calls, and modules that it imports first:
-    they have the user's templates and operators."""
+    """What a script is about. `call` is the function of `kgen.bisection.rerun` that it calls. It imports the modules first:
+    these have the user's templates and operators."""
 
     title: str
     modules: Sequence[str] = ()

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from kgen.bisection.copies import RandomState
 from kgen.bisection.isolated import HANGS, how_it_ended
-from kgen.bisection.journal import doing, load_part
+from kgen.bisection.journal import doing, forget, load_part
 from kgen.bisection.part import Part
 from kgen.config import Config
 
@@ -46,6 +46,7 @@ def supervised(command: Callable[[str, bool], Sequence[str]], seconds: float) ->
 
 def _run(arguments: Sequence[str], folder: Path, seconds: float, quiet: bool = False) -> tuple[int | str, str]:
     """The exit code, or how the process died, and what it was doing then."""
+    forget(folder)
     output = subprocess.DEVNULL if quiet else None
     with subprocess.Popen([sys.executable, "-m", "kgen", *arguments], stdout=output, stderr=output) as process:
         while process.poll() is None:

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import torch
 
+from kgen.backend import kgen_backend
 from kgen.bisection.calls import WrongCall, difference_of_calls
 from kgen.bisection.copies import RandomState, copied
 from kgen.bisection.part import Part, values_of
@@ -48,7 +50,7 @@ class CallTrial:
         for value in before:
             if self.gradients and isinstance(value, torch.Tensor) and value.is_floating_point():
                 value.requires_grad_()
-        compiled = torch.compile(part.gm, backend="kgen", options=options_of(self.config), fullgraph=True)
+        compiled = torch.compile(part.gm, backend=partial(kgen_backend, options=options_of(self.config)), fullgraph=True)
         try:
             text = difference_of_calls(part.gm, compiled, before, self.state)
         except Exception as cause:  # noqa: BLE001  of a part that cannot run by itself, or of kgen
@@ -66,7 +68,7 @@ class PassToBlame:
 
 
 def smallest_call(call: WrongCall, trials: int, progress: Callable[[int, int], None]) -> tuple[Smallest | None, CallTrial]:
-    """The smallest part of Dynamo's graph that is wrong by itself, with what tried it; no part where only the whole is wrong."""
+    """The smallest part of Dynamo's graph that is wrong by itself, and what tried it. No part where only the whole is wrong."""
     needs = any(isinstance(value, torch.Tensor) and value.requires_grad for value in call.inputs)
     trial = CallTrial(trial_config(call.config), call.state, needs)
     call.state.restore()
@@ -82,7 +84,9 @@ def pass_to_blame(part: Part, trial: CallTrial) -> PassToBlame:
             return PassToBlame(stage, f"the call is right {how}", tuple(one[0] for one in clues))
     if clues:
         return PassToBlame(clues[0][1], f"the call is right {clues[0][2]}", (clues[0][0],))
-    return PassToBlame("capture", "no option that leaves out a pass makes the call right: its trace by AOTAutograd is wrong", ())
+    return PassToBlame(
+        "capture", "no option that leaves out a pass makes the call right: its trace by AOTAutograd is wrong", ()
+    )
 
 
 def _clues(part: Part, trial: CallTrial) -> Iterator[tuple[Options, str, str]]:

@@ -65,12 +65,8 @@ def _explain_death(died: Died, options: argparse.Namespace) -> int:
         print("it did not do so again while its graphs were kept, or the graph cannot be kept: no part was looked for.")
         return WRONG
     part, config, state = died.work
-    worker = Worker(options.seconds, options.module)
-    trial = IsolatedTrial(trial_config(config), state, worker)
-    try:
-        _explain_part_that_dies(part, trial, died, options)
-    finally:
-        worker.stop()
+    with Worker(options.seconds, options.module) as worker:
+        _explain_part_that_dies(part, IsolatedTrial(trial_config(config), state, worker), died, options)
     return WRONG
 
 

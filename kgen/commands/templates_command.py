@@ -9,9 +9,9 @@ import sys
 from pathlib import Path
 
 from kgen import config
-from kgen.commands.script import imported
 from kgen.commands.exit_codes import OK, WRONG, misused
 from kgen.commands.explain_text import Table, write
+from kgen.commands.script import imported
 from kgen.errors import UnknownTemplate
 from kgen.templates import registry
 from kgen.templates.contract import Template
