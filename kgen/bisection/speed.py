@@ -18,9 +18,10 @@ from kgen.bisection.cause import CLUES, KernelOfPart, kernel_of_part
 from kgen.bisection.copies import RandomState, copied
 from kgen.bisection.part import Part, part_of, units_of, values_of
 from kgen.bisection.timing import SLOWER, Timing, timed
-from kgen.bisection.trial import Trial, fresh, trial_config
+from kgen.bisection.trial import Trial, fresh, info_of, trial_config
 from kgen.capture.aot_cache import CompiledGraph, NotSerializable
 from kgen.capture.operators import call_of, name_calls
+from kgen.capture.paths import paths_in
 from kgen.capture.torch_adapter import GraphInfo
 from kgen.config import Config
 from kgen.ir.plan import members
@@ -141,7 +142,7 @@ def slowest_kernels(aten: Aten) -> list[SlowKernel]:
     values = values_of(aten.gm, copied(aten.inputs))
     whole = part_of(aten.gm, units_of(aten.gm), values)
     trial = Trial(trial_config(aten.config), RandomState.now())
-    name_calls(whole.gm, {})
+    name_calls(whole.gm, paths_in(whole.gm, info_of(whole).paths))
     with recording() as recorder:
         trial.compiled(whole)
     records = [one for one in recorder.graphs if isinstance(one, Record)]
