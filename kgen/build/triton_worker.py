@@ -164,8 +164,8 @@ _PLACE = re.compile(r'^# (\d+) "(.+?)"( slot)?$')
 
 
 def place_in_template(error: BaseException | None) -> str:
-    """Of an error of Triton's front end, the file and line of the template, where the kernel's text names them. A comment such
-    as ``# 12 "matmul.py.jinja"`` says which line the next one is, one that ends in `slot` that all following ones are in that."""
+    """Of an error of Triton's front end, the file and line of the template, where the kernel's text names them
+    (`kgen.templates.render.with_places`)."""
     found = ""
     while error is not None:
         text, node = getattr(error, "src", None), getattr(error, "node", None)

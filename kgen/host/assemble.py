@@ -354,9 +354,10 @@ class _Assembler:
         for v in arg.vars:
             stride = ix.stride_of(linear, v)
             assert stride is not None
-            strides.append(stride if v.extent != 1 else ix.ONE)
+            strides.append(stride)
             offset = offset - stride * v.expr()
-        return slot, (self._regs([v.extent for v in arg.vars]), self._regs(strides), self._reg(offset), arg.dtype)
+        extents = [v.extent for v in arg.vars]
+        return slot, (self._regs(extents), self._regs(_as_in_eager(extents, strides)), self._reg(offset), arg.dtype)
 
     def _is_whole(self, arg: ir.TensorArg, buffer: ir.Buffer) -> bool:
         same = tuple(v.extent for v in arg.vars) == buffer.sizes and arg.dtype == buffer.dtype
@@ -373,6 +374,16 @@ class _Assembler:
         if isinstance(item, ir.ArgumentMultiple):
             return hp.OutArgument(item.position, item.factor)
         return hp.OutConst(item)
+
+
+def _as_in_eager(extents: Sequence[Expr], strides: Sequence[Expr]) -> list[Expr]:
+    """The strides; those of dimensions of length 1, which no address depends on, are what contiguous tensors have there: DDP
+    compares gradients' strides with parameters', and people read them."""
+    found, following = list[Expr](), ix.ONE
+    for extent, stride in zip(reversed(extents), reversed(strides), strict=True):
+        found.append(following if extent == 1 else stride)
+        following = found[-1] * extent
+    return found[::-1]
 
 
 def _work(step: Launch) -> str:

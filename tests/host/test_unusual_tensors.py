@@ -87,6 +87,16 @@ def test_quantised_tensors_run_in_eager() -> None:
     torch.testing.assert_close(compiled(function)(x), function(x))
 
 
+def test_dimensions_of_length_one_have_strides_as_in_eager() -> None:
+    """A sum that keeps its dimension is stored without it."""
+
+    def function(x: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        return x.sum(0, keepdim=True), x.amax((0, 2), keepdim=True), x.sum(-1, keepdim=True), *x.min(1, keepdim=True)
+
+    x = torch.randn(3, 4, 5)
+    assert [one.stride() for one in compiled(function)(x)] == [one.stride() for one in function(x)]  # type: ignore[attr-defined]
+
+
 def test_an_index_out_of_range_names_operators_and_line() -> None:
     def function(table: torch.Tensor, index: torch.Tensor) -> torch.Tensor:
         return table[index] + 1
