@@ -62,8 +62,8 @@ class LineMarks(Extension):
 
 def with_places(text: str, folders: Sequence[Path], language: str) -> str:
     """A marked text with lines such as ``# 12 "matmul.cpp.jinja"``, as a C preprocessor writes them: the lines that follow are
-    the template's. g++ and debuggers read them, to Python they are comments. There ``# 12 "matmul.py.jinja" slot`` says that all
-    lines up to the next such comment are those of a slot in line 12."""
+    the template's. g++ and debuggers read them, to Python they are comments. There ``# 12 "matmul.py.jinja" slot`` says that
+    all lines up to the next such comment are those of a slot in line 12."""
     lines, made = text.split("\n"), list[str]()
     places, coming = _marked(lines), _Coming(("", 0))
     for line, place, following in zip(lines, places, [*places[1:], None], strict=True):

@@ -1,7 +1,9 @@
 """The process that tries parts for `kgen.bisection.isolated`: it imports all that it takes once, and forks for each trial.
 
 Parts come by standard input; what is wrong with each goes to standard output. This process computes nothing itself. So its
-forks begin without threads, and without a CUDA context. `python -m kgen.bisection.worker SECONDS MODULE...` imports the modules first.
+forks begin without threads, and without a CUDA context.
+
+    python -m kgen.bisection.worker SECONDS MODULE...      # imports the modules first
 """
 
 from __future__ import annotations

@@ -34,7 +34,9 @@ MODULE = '''
 import kgen
 
 
-@kgen.template(implements=kgen.loops("pointwise", replaces="{replaces}"), device="{device}", source="{name}.jinja", name="{name}")
+@kgen.template(
+    implements=kgen.loops("pointwise", replaces="{replaces}"), device="{device}", source="{name}.jinja", name="{name}"
+)
 class Own(kgen.LoopKernel):
     """A loop kernel of somebody else's."""
 
