@@ -3,8 +3,8 @@
     python -m bench.background --json out/bench/background.json
 
 First calls are those of fresh processes. Each has a cache of its own that holds the precompiled header and the runtime, and
-nothing of the graph. The modes take turns. Final speed is that of one process: the tuned graph and one of max-autotune are timed in
-turns once nothing is tuned any more. Each has a tuning file of its own.
+nothing of the graph. The modes take turns. Final speed is that of one process: the tuned graph and one of max-autotune are
+timed in turns once nothing is tuned any more. Each has a tuning file of its own.
 """
 
 from __future__ import annotations

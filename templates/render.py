@@ -60,13 +60,13 @@ class LineMarks(Extension):
         return "\n".join(made)
 
 
-def with_places(text: str, folders: Sequence[Path], language: str) -> str:
+def with_line_marks(text: str, folders: Sequence[Path], language: str) -> str:
     """A marked text with lines such as ``# 12 "matmul.cpp.jinja"``, as a C preprocessor writes them: the lines that follow are
     the template's. g++ and debuggers read them, to Python they are comments. There ``# 12 "matmul.py.jinja" slot`` says that
     all lines up to the next such comment are those of a slot in line 12."""
     lines, made = text.split("\n"), list[str]()
-    places, coming = _marked(lines), _Coming(("", 0))
-    for line, place, following in zip(lines, places, [*places[1:], None], strict=True):
+    lines_of, coming = _marked(lines), _Coming(("", 0))
+    for line, place, following in zip(lines, lines_of, [*lines_of[1:], None], strict=True):
         repeats = language != "cpp" and place == following
         if place is not None and not coming.fits(place, repeats) and _may_stand_behind(made, language):
             made.append(f'# {place[1]} "{_file(place[0], folders)}"{" slot" if repeats else ""}')
@@ -134,10 +134,6 @@ def environment(folders: Path | tuple[Path, ...], *extensions: type[Extension]) 
     )
 
 
-# Of an environment, without marks and with them.
-EXTENSIONS: tuple[tuple[type[Extension], ...], ...] = ((IndentedSlots,), (IndentedSlots, LineMarks))
-
-
 def lines(items: Sequence[str]) -> str:
     """Lines as the text of a slot."""
     return "\n".join(items)
@@ -186,7 +182,12 @@ def template_sources(folder: Path) -> dict[str, str]:
 
 
 def _environment(path: Path, device: str) -> jinja2.Environment:
-    return environment(_folders(path, device), *EXTENSIONS[is_marked(path.parent)])
+    return of_slots(_folders(path, device), is_marked(path.parent))
+
+
+def of_slots(folders: tuple[Path, ...], marked: bool) -> jinja2.Environment:
+    """The environment of templates with slots, whose text has marks where that is wanted."""
+    return environment(folders, IndentedSlots, LineMarks) if marked else environment(folders, IndentedSlots)
 
 
 def _folders(path: Path, device: str) -> tuple[Path, ...]:
@@ -228,4 +229,4 @@ def render_slots(path: Path, device: str, slots: Slots, config: Config, problem:
     names: dict[str, object] = {**dict(config.values), "config": config, "problem": problem}
     names |= {one.name: getattr(slots, one.name) for one in fields(slots)}
     text = tidy(_environment(path, device).get_template(path.name).render(names))
-    return with_places(text, _folders(path, device), "cpp" if device == "cpu" else "python")
+    return with_line_marks(text, _folders(path, device), "cpp" if device == "cpu" else "python")

@@ -50,13 +50,13 @@ class Worker:
         assert self.process.stdout is not None
         try:
             write_message(self.process.stdin, job)
-            answer = read_message(self.process.stdout)
+            reply = read_message(self.process.stdout)
         except BrokenPipeError:
-            answer = None
-        if answer is None:
+            reply = None
+        if reply is None:
             ended = how_it_ended(self.process.wait())
             return Wrong(f"the process that tries parts has ended: {ended}", f"worker: {ended}")
-        found: Wrong | None = pickle.loads(answer)
+        found: Wrong | None = pickle.loads(reply)
         return found
 
     def __enter__(self) -> Self:

@@ -117,9 +117,9 @@ def time_calls(seen: Seen) -> list[TimedCall]:
     made = []
     for call in seen.calls:
         if call.inputs is not None:
-            once = [partial(run_with_gradients, function, call.inputs) for function in (call.compiled, call.gm)]
+            both = [partial(run_with_gradients, function, call.inputs) for function in (call.compiled, call.gm)]
             aten = tuple(one for one in seen.aten if one.config is call.config and one.inputs is not None)
-            made.append(TimedCall(call, timed(*once), aten))
+            made.append(TimedCall(call, timed(*both), aten))
     return sorted(made, key=lambda one: one.timing.eager - one.timing.compiled)
 
 

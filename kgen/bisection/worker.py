@@ -33,13 +33,13 @@ def main(arguments: Sequence[str]) -> int:
     """Tries parts until standard input ends. Each may take so many seconds."""
     seconds, *modules = arguments
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))  # a part that dies leaves gigabytes otherwise
-    with os.fdopen(os.dup(1), "wb") as answers:
-        os.dup2(2, 1)  # what a part prints is no answer
+    with os.fdopen(os.dup(1), "wb") as replies:
+        os.dup2(2, 1)  # what a part prints is no reply
         sys.path.insert(0, str(Path.cwd()))
         for name in modules:
             importlib.import_module(name)
         while (job := read_message(sys.stdin.buffer)) is not None:
-            write_message(answers, pickle.dumps(_tried(job, float(seconds))))
+            write_message(replies, pickle.dumps(_tried(job, float(seconds))))
     return 0
 
 
@@ -49,7 +49,7 @@ def _tried(job: bytes, seconds: float) -> Wrong | None:
     process = os.fork()
     if process == 0:
         reading.close()
-        _answer(job, writing)
+        _reply(job, writing)
     writing.close()
     with reading:
         ended = _wait(process, seconds)
@@ -62,7 +62,7 @@ def _tried(job: bytes, seconds: float) -> Wrong | None:
         return found
 
 
-def _answer(job: bytes, writing: IO[bytes]) -> None:
+def _reply(job: bytes, writing: IO[bytes]) -> None:
     """The fork's work; it does not come back."""
     data, config, state = pickle.loads(job)
     writing.write(pickle.dumps(Trial(config, state).wrong(unpack_part(data))))

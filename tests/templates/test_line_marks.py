@@ -27,7 +27,7 @@ from kgen.rendered.kernel_call import KernelCall
 from kgen.scheduler import Gpu, Options, choose_tiles
 from kgen.templates import registry, render_step
 from kgen.templates.loop_contract import loop_problem
-from kgen.templates.render import BUILT_IN, IndentedSlots, LineMarks, environment, is_marked, tidy, with_places
+from kgen.templates.render import BUILT_IN, IndentedSlots, LineMarks, environment, is_marked, tidy, with_line_marks
 from tests.kernels import plans
 
 MODULE = '''
@@ -112,7 +112,7 @@ def test_lines_are_those_of_the_file(tmp_path: Path, language: str) -> None:
         "{% if yes %}\nint b;\n{% endif %}\n  {{ slot }}\nint c(\n   x);\n{{ twice('m') }}\nint d;\n"
     )
     template = environment((tmp_path,), IndentedSlots, LineMarks).get_template("one.jinja")
-    text = with_places(tidy(template.render(yes=True, slot="s1;\ns2;\ns3;")), (tmp_path,), language)
+    text = with_line_marks(tidy(template.render(yes=True, slot="s1;\ns2;\ns3;")), (tmp_path,), language)
     files = set(re.findall(r'^# \d+ "(.*)"(?: slot)?$', text, re.MULTILINE))
     assert files == {str(tmp_path / "one.jinja")}
     assert dict(_numbered(text)) == {
@@ -133,7 +133,7 @@ def _numbered(text: str) -> Iterator[tuple[str, int]]:
 
 
 @pytest.mark.none
-def test_templates_of_kgen_have_no_places(tmp_path: Path) -> None:
+def test_templates_of_kgen_name_no_lines(tmp_path: Path) -> None:
     """People read their kernels, and nobody mends them there."""
     assert not any(map(is_marked, BUILT_IN.values()))
     assert is_marked(tmp_path)
@@ -161,7 +161,7 @@ def test_gcc_names_the_template(author: Callable[[str, str], Path], old: str, ne
 
 
 @pytest.mark.cpu
-def test_a_template_with_places_computes(author: Callable[[str, str], Path]) -> None:
+def test_a_template_with_line_marks_computes(author: Callable[[str, str], Path]) -> None:
     author("cpu", CPP)
     compiled()
 
@@ -209,7 +209,7 @@ def test_an_error_without_a_place_has_none() -> None:
 
 
 @pytest.mark.interpret
-def test_the_skeleton_has_places(tmp_path: Path) -> None:
+def test_the_skeleton_names_lines(tmp_path: Path) -> None:
     """A contraction, as `kgen templates new` begins one."""
     path = template_author.write(tmp_path, "place_matmul", JINJA)
     template_author.load(path)
