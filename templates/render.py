@@ -49,15 +49,16 @@ class LineMarks(Extension):
 
     def preprocess(self, source: str, name: str | None, filename: str | None = None) -> str:
         made, inside = [], ""
-        for number, line in enumerate(source.split("\n"), 1):
+        for number, whole in enumerate(source.splitlines(keepends=True), 1):
+            line = whole.rstrip("\n")
             for tag in _TAG.findall(line):
                 if not inside and tag[0] == "{":
                     inside = tag
                 elif inside and tag == {"{{": "}}", "{%": "%}", "{#": "#}"}[inside]:
                     inside = ""
             kept = not inside and line.strip() and not line.rstrip().endswith(("%}", "#}", "-}}", "\\"))
-            made.append(f"{line}\x01{name}:{number}\x02" if kept else line)
-        return "\n".join(made)
+            made.append(f"{line}\x01{name}:{number}\x02{whole[len(line) :]}" if kept else whole)
+        return "".join(made)
 
 
 def with_line_marks(text: str, folders: Sequence[Path], language: str) -> str:

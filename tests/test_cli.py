@@ -346,7 +346,7 @@ def test_a_module_that_cannot_be_imported_is_named(folder, capsys, line, module,
     assert "Traceback" not in err
 
 
-@pytest.mark.parametrize("line", [["explain", "ends.py"], ["bisect", "ends.py"], ["tune", "ends.py"]])
+@pytest.mark.parametrize("line", [["explain", "ends.py"], ["bisect", "--in-process", "ends.py"], ["tune", "ends.py"]])
 def test_a_script_that_ends_too_soon_is_not_said_to_lack_graphs(folder, capsys, line, monkeypatch):
     monkeypatch.setenv("KGEN_TUNING_FILE", str(folder / "tuning.json"))
     (folder / "ends.py").write_text("raise ValueError('mine')\n")
