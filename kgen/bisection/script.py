@@ -25,7 +25,6 @@ from kgen.config import CODE_FIELDS, Config
 __all__ = ["SCRIPT", "What", "Written", "options_of", "write_script"]
 
 SCRIPT = "repro.py"
-_SECONDS = 600.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,11 +39,12 @@ class Written:
 @dataclass(frozen=True, slots=True)
 class What:
     """What a script is about. `call` is the function of `kgen.bisection.rerun` that it calls. It imports the modules first:
-    these have the user's templates and operators."""
+    these have the user's templates and operators. A trial of it may take so many seconds."""
 
     title: str
     modules: Sequence[str] = ()
     call: str = "rerun"
+    seconds: float = 600.0
 
 
 def write_script(folder: Path, part: Part, config: Config, state: RandomState, what: What) -> Written:
@@ -57,7 +57,7 @@ def write_script(folder: Path, part: Part, config: Config, state: RandomState, w
     torch.save(kept, folder / INPUTS)
     path = folder / SCRIPT
     path.write_text(_text(part, config, what), encoding="utf-8")
-    return _tried(path)
+    return _tried(path, what.seconds)
 
 
 def _unwritable(gm: GraphModule) -> str:
@@ -128,17 +128,17 @@ def options_of(config: Config) -> dict[str, object]:
     return {"cache": False, "strict": True, **{k: list(v) if isinstance(v, tuple) else v for k, v in found.items()}}
 
 
-def _tried(path: Path) -> Written:
+def _tried(path: Path, seconds: float) -> Written:
     command = [sys.executable, path.name]
     folders = os.pathsep.join(filter(None, (*sys.path, os.environ.get("PYTHONPATH", ""))))
     environment = {**os.environ, "PYTHONPATH": folders}
     try:
         ran = subprocess.run(
-            command, cwd=path.parent, env=environment, timeout=_SECONDS, capture_output=True, text=True,
+            command, cwd=path.parent, env=environment, timeout=seconds, capture_output=True, text=True,
             check=False,
         )  # fmt: skip
     except subprocess.TimeoutExpired:
-        return Written(path, True, f"it has not ended after {_SECONDS:.0f} seconds")
+        return Written(path, True, f"it has not ended after {seconds:.0f} seconds")
     if ran.returncode < 0:
         return Written(path, True, f"it dies of {signal.Signals(-ran.returncode).name}")
     last = (ran.stdout.strip() or ran.stderr.strip()).splitlines()[-1:]

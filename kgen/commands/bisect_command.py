@@ -79,7 +79,7 @@ def _explain_part_that_dies(part: Part, trial: IsolatedTrial, died: Died, option
         return
     _print_part(found, {})
     _print_cause(cause_of_death(found.part, trial, died.doing.startswith("compiling")))
-    what = What(f"A part of a graph that ends its process: {died.ended}.", options.module)
+    what = What(f"A part of a graph that ends its process: {died.ended}.", options.module, seconds=options.seconds)
     _print_script(write_script(options.out, found.part, trial.config, trial.state, what))
 
 
