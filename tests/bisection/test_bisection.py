@@ -251,7 +251,10 @@ def test_wrong_gradients_are_seen() -> None:
     state = RandomState.now()
     assert difference_of_calls(gm, torch.sin, given, state) == ""
     assert (difference_of_calls(gm, Doubled.apply, given, state) or "").startswith("gradient of argument 0 differs by up to")
-    assert difference_of_calls(gm, lambda x: x.detach().sin(), given, state) == "1 results and 0 gradients, not 1 and 1"
+    assert (
+        difference_of_calls(gm, lambda x: x.detach().sin(), given, state)
+        == "1 results and 0 gradients, not 1 results and 1 gradients"
+    )
     with torch.no_grad():
         assert difference_of_calls(gm, Doubled.apply, given, state) == ""
 
