@@ -24,6 +24,7 @@ from kgen.capture.aot_cache import CompiledGraph, count_coverage
 from kgen.capture.eager_graph import EagerGraph
 from kgen.capture.freeze import freeze, frozen_inputs
 from kgen.capture.operators import check_names
+from kgen.capture.quantised import makes_quantised
 from kgen.capture.torch_adapter import GraphInfo, copied_graph
 from kgen.config import Config
 from kgen.failures import Attempt
@@ -195,7 +196,7 @@ def compile_graph(gm: GraphModule, info: GraphInfo, config: Config, known: tuple
     `known` are failures of passes before.
 
     Raises what the first attempt raises where the user can help it, and where `strict` says so."""
-    attempt, frozen = Attempt(known, eager="all" in config.fallback), None
+    attempt, frozen = Attempt(known, eager="all" in config.fallback or makes_quantised(gm)), None
     while True:
         try:
             with unusable.without(attempt.unusable) if attempt.unusable else nullcontext():
@@ -255,7 +256,8 @@ def kgen_backend(
 
     Raises UnknownMode, UnknownOption, UnknownVariable, UnknownOperator or BadOptionValue;
     torch wraps them in its BackendCompilerFailed."""
-    config = configuration.from_call(mode, {**(options or {}), **unknown})
+    asked = {**options, **unknown} if isinstance(options, Mapping) and unknown else options or unknown
+    config = configuration.from_call(mode, asked)
     _check_operators(config)
     if config.debug is None:  # TORCH_COMPILE_DEBUG=1
         config = replace(config, debug=torch_adapter.debug_folder())
@@ -263,16 +265,18 @@ def kgen_backend(
         registry.load_packages()
     cpp.prepare()
     with _without_collections():
-        passes = _Passes(config)
+        passes, watching = _Passes(config), watch.current_calls()
+        given = GraphModule(gm, copied_graph(gm)) if watching is not None else gm
         nothing: tuple[Verdict, ...] = ()
         verdicts = passes.attempt(rewrite, gm, nothing)
-        return torch_adapter.capture(
+        made = torch_adapter.capture(
             gm,
             example_inputs,
             compile_graph=partial(passes.compile_graph, verdicts),
             joint_pass=passes.before_partitioning,
             cache_key=_cache_key(config) if _is_cached(config, verdicts) else None,
         )
+    return made if watching is None else watching(given, config, made)
 
 
 def _check_operators(config: Config) -> None:

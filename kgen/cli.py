@@ -75,12 +75,21 @@ def _parser() -> argparse.ArgumentParser:
     one.add_argument("--mode", help="compile in this mode (max-autotune, ...)")
 
     two = _command(
-        commands, "bisect", "find the smallest part of a script's graphs that is wrong", "bisect_command:run", script=True
+        commands,
+        "bisect",
+        "find the smallest part of a script that is wrong, dies or is slow",
+        "bisect_command:run",
+        script=True,
     )
     two.add_argument("target", metavar="script.py", type=Path, help="run with every call repeated in eager")
+    two.add_argument("--speed", action="store_true", help="find what is slower than eager, and by which kernel")
+    two.add_argument("--seconds", metavar="N", type=float, default=300.0, help="one call that takes longer hangs")
+    two.add_argument("--in-process", action="store_true", help="run in this process: a crash ends the command")
     two.add_argument("--module", action="append", default=[], help="import this module first; the script written does so, too")
     two.add_argument("--out", metavar="FOLDER", type=Path, default=Path("kgen_bisect"), help="where that script goes")
     two.add_argument("--trials", metavar="N", type=int, default=300, help="compile so many parts at most")
+    two.add_argument("--journal", type=Path, help=argparse.SUPPRESS)  # of the process that --in-process was left out for
+    two.add_argument("--keep", action="store_true", help=argparse.SUPPRESS)
 
     _cache_parser(commands.add_parser("cache", help="look at, empty and exchange what is kept on disk"))
 

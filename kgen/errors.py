@@ -241,6 +241,16 @@ class UnknownTemplate(UserError):
     hint = "use one of: {valid}"
 
 
+class UnknownModule(UserError):
+    template = "there is no module {module}"
+    hint = "name a module that Python finds from this folder, without .py"
+
+
+class ModuleFailed(UserError):
+    template = "module {module} cannot be imported: {cause}"
+    hint = "python -c 'import {module}' shows where it fails"
+
+
 class TemplateRefused(UserError):
     template = "template {template} does not take this problem: {reason}"
     hint = "leave the choice to the cost model"

@@ -373,6 +373,7 @@ RULES: dict[str, Callable[..., Any]] = {
     "aten.div": div,
     "aten.true_divide": div,
     "aten.neg": neg,
+    "aten._neg_view": neg,  # a bit of the view in eager, which no kernel looks at
     "aten.abs": absolute,
     "aten.sign": sign,
     "aten.sgn": sign,

@@ -20,7 +20,7 @@ from kgen.ir.spans import Holds, Known, Span
 from kgen.templates.contract import Config, Template
 from kgen.templates.middle import Middle
 from kgen.templates.problem import Problem
-from kgen.templates.render import IndentedSlots, clean, environment, tidy
+from kgen.templates.render import clean, is_marked, of_slots, tidy, with_line_marks
 
 Lines = list[str]
 
@@ -383,9 +383,10 @@ def render(
     names |= {"kernel": head, "config": first.config, "problem": first.problem, "program": program}
     names["facts"] = first.problem.template.facts([f.problem for f in fillers], first.config)
     path = first.problem.template.source
-    source = environment(path.parent, IndentedSlots).get_template(path.name)
+    source = of_slots((path.parent,), is_marked(path.parent)).get_template(path.name)
     try:
-        return tidy(source.render(names))
+        text = tidy(source.render(names))
+        return with_line_marks(text, (path.parent,), "cpp" if first.problem.template.device == "cpu" else "python")
     except (TypeError, ValueError, LookupError, AttributeError, AssertionError, ArithmeticError, jinja2.TemplateError) as error:
         raise _bad_slot(error, first.problem.template) from error
 

@@ -33,6 +33,12 @@ if __name__ == "__main__":
 MODULE = """
 import torch
 
+def fails():
+    return torch.ones(3) @ torch.ones(4)
+
+def needs(x):
+    return x
+
 def direct():
     return torch.ones(4, 8).exp().sum(-1)
 
@@ -290,6 +296,7 @@ def test_doctor_sees_a_driver_that_is_too_old(monkeypatch):
         ("no_such_module:f", "there is no module no_such_module"),
         ("explained_module:absent", "has no attribute 'absent'"),
         ("explained_module:torch", "is no function"),
+        ("explained_module:needs", "let a function without arguments return (callable, argument, ...)"),
     ],
 )
 def test_a_wrong_target_is_one_line(folder, capsys, target, text):
@@ -315,3 +322,46 @@ def test_a_script_with_a_wrong_option_gets_the_sentence_alone(folder, capsys):
     err = capsys.readouterr().err
     assert "kgen: kgen has no option 'fuse'" in err
     assert "Traceback" not in err
+
+
+def test_what_a_function_raises_is_shown_from_its_own_frame_on(folder, capsys):
+    assert main(["explain", "explained_module:fails"]) == 1
+    err = capsys.readouterr().err
+    assert err.count("File ") == 1
+    assert 'explained_module.py", line 5, in fails' in err
+
+
+@pytest.mark.parametrize(
+    ("module", "text"),
+    [("absent_module", "there is no module absent_module"), ("failing_module", "ZeroDivisionError: division by zero (")],
+)
+@pytest.mark.parametrize(
+    "line", [["bisect", "script.py"], ["templates", "list"], ["templates", "show", "x"], ["templates", "why", "x", "script.py"]]
+)
+def test_a_module_that_cannot_be_imported_is_named(folder, capsys, line, module, text):
+    (folder / "failing_module.py").write_text("x = 1 / 0\n")
+    assert main([*line, "--module", module]) == 1
+    err = capsys.readouterr().err
+    assert text in err
+    assert "Traceback" not in err
+
+
+@pytest.mark.parametrize("line", [["explain", "ends.py"], ["bisect", "--in-process", "ends.py"], ["tune", "ends.py"]])
+def test_a_script_that_ends_too_soon_is_not_said_to_lack_graphs(folder, capsys, line, monkeypatch):
+    monkeypatch.setenv("KGEN_TUNING_FILE", str(folder / "tuning.json"))
+    (folder / "ends.py").write_text("raise ValueError('mine')\n")
+    assert main(line) == 1
+    err = capsys.readouterr().err
+    assert "the script ended with this error" in err
+    assert "nothing was" not in err
+
+
+@pytest.mark.parametrize("action", ["list", "stats", "clear"])
+def test_an_unknown_kind_of_entries_is_noted(fresh_cache, capsys, action):
+    assert main(["cache", action, "--kind", "tunning"]) == 0
+    assert "there is nothing of kind 'tunning'; kinds are" in capsys.readouterr().err
+
+
+def test_a_new_template_has_a_name_that_can_be_imported(folder, capsys):
+    assert main(["templates", "new", "class"]) == 2
+    assert "'class' is no name of a module" in capsys.readouterr().err

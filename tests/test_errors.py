@@ -52,6 +52,8 @@ def test_blame_is_clear_and_users_get_a_next_step(kind: type[errors.KgenError]) 
         ({"options": {"mode": "fastest"}}, errors.UnknownMode, "max-autotune-no-cudagraphs"),
         ({"options": {"fuse": True}}, errors.UnknownOption, "numerics"),
         ({"options": {"numerics": "exact"}}, errors.BadOptionValue, "stable"),
+        ({"options": ["fusion"]}, errors.BadOptionValue, "give a dict of option names to values"),
+        ({"options": {"debug": "/dev/null/folder"}}, errors.BadOptionValue, "give a folder that can be written"),
     ],
 )
 def test_wrong_calls_of_torch_compile(arguments: dict[str, Any], kind: type[errors.KgenError], listed: str) -> None:

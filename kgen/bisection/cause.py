@@ -18,7 +18,7 @@ from kgen.lowering.table import rule_of
 from kgen.reference.evaluate import evaluate_graph
 from kgen.report.record import Record, recording
 
-__all__ = ["Cause", "KernelOfPart", "cause_of", "operators_of"]
+__all__ = ["CLUES", "Cause", "KernelOfPart", "cause_of", "cause_of_death", "kernel_of_part", "operators_of"]
 
 Options = Mapping[str, Any]
 
@@ -37,7 +37,7 @@ class _Clue:
 
 
 # From what is most telling to what is least.
-_CLUES = (
+CLUES = (
     _Clue({"templates": False}, "render", "without templates"),
     _Clue({"prologues": False}, "schedule", "where templates read their operands from memory"),
     _Clue({"operand_padding": False}, "schedule", "where templates read their operands as they lie"),
@@ -50,6 +50,10 @@ _CLUES = (
     _Clue({"isa": "generic"}, "render", "without this machine's vector instructions"),
     _Clue({"numerics": "eager"}, "render", "with eager's roundings"),
 )
+
+
+# Where each trial that fails costs a process.
+_FEW_CLUES = tuple(one for one in CLUES if {"templates", "inlining", "isa"} & one.options.keys())
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,6 +86,17 @@ def cause_of(part: Part, wrong: Wrong, trial: Trial) -> Cause:
     return Cause(stage, why, tuple(_rules(part)), kernels, right_with)
 
 
+def cause_of_death(part: Part, trial: Trial, compiling: bool) -> Cause:
+    """What is to blame for a part that ends its process, or never ends. `trial` tries in another process."""
+    kernels = () if compiling else _kernels(part, trial)
+    clues = [one for one in _clues(part, trial, _FEW_CLUES) if one.counts(kernels)]
+    stage, why = (
+        (clues[0].stage, f"it ends well {clues[0].how}") if clues else ("build" if compiling else "call", "no option helps")
+    )
+    right_with = (*(clue.options for clue in clues), *_fallbacks(part, trial))
+    return Cause(stage, why, tuple(_rules(part)), kernels, right_with)
+
+
 def operators_of(part: Part) -> tuple[str, ...]:
     """The part's operators, each once, in order."""
     return tuple(dict.fromkeys(operator_name(node.target) for node in part.calls))
@@ -98,10 +113,11 @@ def _kernels(part: Part, trial: Trial) -> tuple[KernelOfPart, ...]:
         except Exception:  # noqa: BLE001  the part is known to be wrong
             return ()
     records = [one for one in recorder.graphs if isinstance(one, Record)]
-    return tuple(_kernel(kernel) for one in records for step in one.plan.kernels for kernel in members(step))
+    return tuple(kernel_of_part(kernel) for one in records for step in one.plan.kernels for kernel in members(step))
 
 
-def _kernel(kernel: Kernel) -> KernelOfPart:
+def kernel_of_part(kernel: Kernel) -> KernelOfPart:
+    """A kernel's name, template and operators."""
     operators = dict.fromkeys(name for origin in kernel.origins for name in origin.operators)
     return KernelOfPart(kernel.name, "loops" if kernel.choice is None else str(kernel.choice), tuple(operators))
 
@@ -117,8 +133,8 @@ def _rules(part: Part) -> Iterator[str]:
 # ---- which options help -------------------------------------------------------------------------------------------------
 
 
-def _clues(part: Part, trial: Trial) -> Iterator[_Clue]:
-    for clue in _CLUES:
+def _clues(part: Part, trial: Trial, clues: Sequence[_Clue] = CLUES) -> Iterator[_Clue]:
+    for clue in clues:
         if _changes(trial, clue.options) and _is_right(part, trial, clue.options):
             yield clue
 

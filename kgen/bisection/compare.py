@@ -6,7 +6,7 @@ is as close to that as eager is, or nearly, is right.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -16,7 +16,7 @@ from torch.fx.node import map_aggregate
 from kgen.bisection.copies import RandomState, copied
 from kgen.report.standalone import TOLERANCE, difference
 
-__all__ = ["first_difference", "run_eagerly"]
+__all__ = ["Wide", "first_difference", "first_that_differs", "run_eagerly", "widened"]
 
 # How many times as far from float64 as eager's results may be.
 _MARGIN = 4.0
@@ -33,16 +33,20 @@ def first_difference(
 ) -> str:
     """What is wrong with `got`, or an empty text. Both lists are results, then arguments after the call; `before` are arguments
     before it, and `state` is that of random numbers."""
+    found, results = first_that_differs(got, eager, lambda: _exact(gm, before, state)), len(got) - len(before)
+    if found is None:
+        return ""
+    what = f"result {found}" if found < results else f"argument {found - results} after the call"
+    return f"{what} {difference(got[found], eager[found])}"
+
+
+def first_that_differs(got: Sequence[Any], eager: Sequence[Any], exact: Callable[[], Sequence[Any] | None]) -> int | None:
+    """The position of the first value that is wrong. `exact` gives all of them in float64; None where it cannot."""
     suspects = [k for k, (a, b) in enumerate(zip(got, eager, strict=True)) if difference(a, b)]
     if not suspects:
-        return ""
-    exact = _exact(gm, before, state)
-    results = len(got) - len(before)
-    for k in suspects:
-        if exact is None or not _is_rounding(got[k], eager[k], exact[k]):
-            what = f"result {k}" if k < results else f"argument {k - results} after the call"
-            return f"{what} {difference(got[k], eager[k])}"
-    return ""
+        return None
+    wide = exact()
+    return next((k for k in suspects if wide is None or not _is_rounding(got[k], eager[k], wide[k])), None)
 
 
 def _is_rounding(got: Any, eager: Any, exact: Any) -> bool:
@@ -61,22 +65,22 @@ def _exact(gm: GraphModule, before: Sequence[Any], state: RandomState) -> list[A
     """Results, then arguments after the call, in float64 where the graph runs so."""
     after = RandomState.now()
     state.restore()
-    given = [_wide(value) for value in copied(before)]
+    given = [widened(value) for value in copied(before)]
     try:
         with torch.no_grad():
-            return [*_Wide(gm).run(*given), *given]
+            return [*Wide(gm).run(*given), *given]
     except (RuntimeError, TypeError, AssertionError):  # an operator with a dtype of its own
         return None
     finally:
         after.restore()
 
 
-class _Wide(Interpreter):
+class Wide(Interpreter):
     """Runs a graph in float64."""
 
     def run_node(self, n: Node) -> Any:
         made = super().run_node(n)
-        return map_aggregate(made, _wide)
+        return map_aggregate(made, widened)
 
     def call_function(self, target: Any, args: Any, kwargs: Any) -> Any:
         if target is not torch.ops.kgen.rand.default:
@@ -88,5 +92,6 @@ def _narrow(dtype: Any) -> bool:
     return isinstance(dtype, torch.dtype) and dtype.is_floating_point
 
 
-def _wide(value: Any) -> Any:
+def widened(value: Any) -> Any:
+    """A tensor of floats in float64."""
     return value.double() if isinstance(value, torch.Tensor) and value.is_floating_point() else value

@@ -14,11 +14,13 @@ from torch.fx import Graph, GraphModule, Interpreter, Node
 from torch.fx.experimental.symbolic_shapes import ShapeEnv
 from torch.fx.passes.fake_tensor_prop import FakeTensorProp
 
-__all__ = ["Part", "Unit", "part_of", "units_of", "values_of"]
+__all__ = ["Part", "Unit", "made_part", "part_of", "units_of", "values_of"]
 
 # An operator's node with those that take its results apart: what a part has as a whole, or not at all.
 Unit = tuple[Node, ...]
 Values = Mapping[Node, Any]
+# Methods are called in Dynamo's graphs alone.
+_CALLS = ("call_function", "call_method")
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,12 +33,12 @@ class Part:
 
     @property
     def calls(self) -> list[Node]:
-        return [n for n in self.gm.graph.nodes if n.op == "call_function" and n.target is not operator.getitem]
+        return [n for n in self.gm.graph.nodes if n.op in _CALLS and n.target is not operator.getitem]
 
 
 def units_of(gm: GraphModule) -> list[Unit]:
     """The calls of a graph, in order."""
-    nodes = [n for n in gm.graph.nodes if n.op == "call_function"]
+    nodes = [n for n in gm.graph.nodes if n.op in _CALLS]
     return [(n, *_taken_apart(n)) for n in nodes if not _takes_apart(n)]
 
 
@@ -81,11 +83,14 @@ def part_of(gm: GraphModule, units: Iterable[Unit], values: Values) -> Part:
         if node in inside:
             builder.add(node)
     builder.graph.output([builder.made[n] for n in gm.graph.nodes if n in inside and _is_result(n, inside, values)])
-    part, shapes = GraphModule(gm, builder.graph), ShapeEnv()
-    FakeTensorProp(part, FakeTensorMode(shape_env=shapes, static_shapes=True, allow_non_fake_inputs=True)).propagate(
-        *builder.inputs
-    )
-    return Part(part, tuple(builder.inputs), shapes)
+    return made_part(GraphModule(gm, builder.graph), builder.inputs)
+
+
+def made_part(gm: GraphModule, inputs: Sequence[Any]) -> Part:
+    """A graph with its inputs as a part: its nodes get fake values of these sizes."""
+    shapes = ShapeEnv()
+    FakeTensorProp(gm, FakeTensorMode(shape_env=shapes, static_shapes=True, allow_non_fake_inputs=True)).propagate(*inputs)
+    return Part(gm, tuple(inputs), shapes)
 
 
 def _is_result(node: Node, inside: set[Node], values: Values) -> bool:
@@ -126,6 +131,6 @@ class _Builder:
 
     def _first(self, make: Callable[[], Node]) -> Node:
         """A node in front of all calls; inputs keep the order in which they are made."""
-        call = next((n for n in self.graph.nodes if n.op == "call_function"), None)
+        call = next((n for n in self.graph.nodes if n.op in _CALLS), None)
         with self.graph.inserting_before(call) if call is not None else nullcontext():
             return make()

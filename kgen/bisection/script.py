@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import os
 import re
+import signal
 import subprocess
 import sys
 from collections.abc import Iterator, Sequence
@@ -15,16 +16,15 @@ from types import ModuleType
 import torch
 from torch.fx import GraphModule
 
+from kgen.bisection.copies import RandomState
 from kgen.bisection.part import Part
 from kgen.bisection.rerun import INPUTS
-from kgen.bisection.trial import Trial
 from kgen.capture.operators import source_line
 from kgen.config import CODE_FIELDS, Config
 
-__all__ = ["SCRIPT", "Written", "write_script"]
+__all__ = ["SCRIPT", "What", "Written", "options_of", "write_script"]
 
 SCRIPT = "repro.py"
-_SECONDS = 600.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,18 +36,28 @@ class Written:
     text: str
 
 
-def write_script(folder: Path, part: Part, trial: Trial, title: str, modules: Sequence[str]) -> Written:
-    """Writes the script to a folder, which is made, and runs it once. `modules` are imported first: they have the user's
-    templates and operators."""
+@dataclass(frozen=True, slots=True)
+class What:
+    """What a script is about. `call` is the function of `kgen.bisection.rerun` that it calls. It imports the modules first:
+    these have the user's templates and operators. A trial of it may take so many seconds."""
+
+    title: str
+    modules: Sequence[str] = ()
+    call: str = "rerun"
+    seconds: float = 600.0
+
+
+def write_script(folder: Path, part: Part, config: Config, state: RandomState, what: What) -> Written:
+    """Writes the script to a folder, which is made, and runs it once."""
     why_not = _unwritable(part.gm)
     if why_not:
         return Written(None, False, why_not)
     folder.mkdir(parents=True, exist_ok=True)
-    kept = {"inputs": list(part.inputs), "constants": dict(_constants(part.gm)), "random": trial.state.cpu}
+    kept = {"inputs": list(part.inputs), "constants": dict(_constants(part.gm)), "random": state.cpu}
     torch.save(kept, folder / INPUTS)
     path = folder / SCRIPT
-    path.write_text(_text(part, trial.config, title, modules), encoding="utf-8")
-    return _tried(path)
+    path.write_text(_text(part, config, what), encoding="utf-8")
+    return _tried(path, what.seconds)
 
 
 def _unwritable(gm: GraphModule) -> str:
@@ -66,15 +76,15 @@ def _constants(gm: GraphModule) -> Iterator[tuple[str, torch.Tensor]]:
         yield str(node.target), getattr(gm, str(node.target)).detach()
 
 
-def _text(part: Part, config: Config, title: str, modules: Sequence[str]) -> str:
-    imports = [*(f"import {name}" for name in modules), *(_import_line(name, value) for name, value in _names(part.gm))]
+def _text(part: Part, config: Config, what: What) -> str:
+    imports = [*(f"import {name}" for name in what.modules), *(_import_line(name, value) for name, value in _names(part.gm))]
     lines = [
-        f'"""{title}', "", *_lines(part), "",
+        f'"""{what.title}', "", *_lines(part), "",
         f"Run this file: it compiles the part with kgen, on the inputs in {INPUTS}, and compares it with eager.", '"""', "",
         "import torch", "from torch import device, inf, nan", "",
-        *imports, "from kgen.bisection.rerun import rerun", "", "",
+        *imports, f"from kgen.bisection.rerun import {what.call}", "", "",
         "class Part(torch.nn.Module):", *_indented(part.gm.graph.python_code("self").src), "", "",
-        'if __name__ == "__main__":', f"    rerun(Part(), __file__, {_options(config)!r})",
+        'if __name__ == "__main__":', f"    {what.call}(Part(), __file__, {options_of(config)!r})",
     ]  # fmt: skip
     return "\n".join(lines) + "\n"
 
@@ -110,7 +120,7 @@ def _indented(source: str) -> Iterator[str]:
             yield f"    {text.strip()}" if text.lstrip().startswith("def ") else f"        {text.strip()}"
 
 
-def _options(config: Config) -> dict[str, object]:
+def options_of(config: Config) -> dict[str, object]:
     """The options that change code and are not the defaults."""
     default = Config()
     names = {field.name for field in dataclasses.fields(Config)} & set(CODE_FIELDS)
@@ -118,16 +128,18 @@ def _options(config: Config) -> dict[str, object]:
     return {"cache": False, "strict": True, **{k: list(v) if isinstance(v, tuple) else v for k, v in found.items()}}
 
 
-def _tried(path: Path) -> Written:
+def _tried(path: Path, seconds: float) -> Written:
     command = [sys.executable, path.name]
     folders = os.pathsep.join(filter(None, (*sys.path, os.environ.get("PYTHONPATH", ""))))
     environment = {**os.environ, "PYTHONPATH": folders}
     try:
         ran = subprocess.run(
-            command, cwd=path.parent, env=environment, timeout=_SECONDS, capture_output=True, text=True,
+            command, cwd=path.parent, env=environment, timeout=seconds, capture_output=True, text=True,
             check=False,
         )  # fmt: skip
     except subprocess.TimeoutExpired:
-        return Written(path, True, f"it has not ended after {_SECONDS:.0f} seconds")
+        return Written(path, True, f"it has not ended after {seconds:.0f} seconds")
+    if ran.returncode < 0:
+        return Written(path, True, f"it dies of {signal.Signals(-ran.returncode).name}")
     last = (ran.stdout.strip() or ran.stderr.strip()).splitlines()[-1:]
     return Written(path, ran.returncode != 0, last[0] if last else f"exit code {ran.returncode}")

@@ -5,14 +5,15 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import Any, Self
+from typing import Any, Protocol, Self
 
-from torch.fx import GraphModule
+from torch.fx import GraphModule, Node
 
 from kgen import config as configuration
 from kgen.backend import replace_random
 from kgen.bisection.compare import first_difference, run_eagerly
 from kgen.bisection.copies import RandomState, copied
+from kgen.bisection.journal import Journal, Work, made_up_inputs
 from kgen.bisection.part import Part, Unit, part_of, units_of, values_of
 from kgen.bisection.shrink import Shrinker
 from kgen.bisection.trial import Trial, Wrong, error_text, fresh, trial_config
@@ -23,7 +24,7 @@ from kgen.config import Config
 from kgen.failures import NOT_OURS
 from kgen.watch import Compile, watched
 
-__all__ = ["Found", "Seen", "Smallest", "WrongGraph", "smallest_part", "watching"]
+__all__ = ["Found", "Seen", "Smallest", "WrongGraph", "smallest", "smallest_part", "watching"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,20 +56,22 @@ class Seen:
 
 
 @contextmanager
-def watching() -> Iterator[Seen]:
-    """Every call of a compiled graph is repeated in eager. Raises Found, from the call, at the first that is wrong."""
-    seen = Seen()
+def watching(journal: Journal | None = None) -> Iterator[Seen]:
+    """Every call of a compiled graph is repeated in eager. Raises Found, from the call, at the first that is wrong. `journal`
+    hears what is being done, before it may end the process."""
+    seen, journal = Seen(), journal or Journal()
 
     def watch(gm: GraphModule, info: GraphInfo, config: Config, compile_graph: Compile) -> CompiledGraph:
         seen.graphs += 1
         aten = replace_random(fresh(gm), info, config)
         try:
-            compiled = compile_graph(gm, info, config)
+            with journal.doing(f"compiling {info.name}", lambda: Work(aten, config, made_up_inputs(aten))):
+                compiled = compile_graph(gm, info, config)
         except NOT_OURS:
             raise
         except Exception as cause:  # noqa: BLE001  of any stage
             return _Broken(aten, info, config, cause)
-        return _Watched(aten, info, config, compiled, seen)
+        return _Watched(aten, info, config, compiled, seen, journal)
 
     with configuration.insist(cache=False, strict=True, tuning="before"), watched(watch):
         yield seen
@@ -83,6 +86,7 @@ class _Watched:
     config: Config
     compiled: CompiledGraph
     seen: Seen
+    journal: Journal
     output_strides: Any = field(init=False)
     coverage: Mapping[str, int] = field(init=False)
 
@@ -93,7 +97,8 @@ class _Watched:
         self.seen.calls += 1
         before, state, given = copied(args), RandomState.now(), list(args)
         try:
-            got = self.compiled(args)
+            with self.journal.doing(f"in a call of {self.info.name}", lambda: Work(self.gm, self.config, before)):
+                got = self.compiled(args)
             text, error = self._difference(before, state, [*got, *given]), ""
         except NOT_OURS:
             raise
@@ -152,17 +157,29 @@ def smallest_part(
     `progress` hears of each trial: its number, and how many operators it has."""
     graph.state.restore()
     values = values_of(graph.gm, copied(graph.inputs))
-    trial = Trial(trial_config(graph.config), graph.state)
+    return smallest(graph.gm, values, graph.wrong, Trial(trial_config(graph.config), graph.state), trials, progress)
+
+
+class Tries(Protocol):
+    """Says what is wrong with a part, if anything is."""
+
+    def wrong(self, part: Part, /) -> Wrong | None: ...
+
+
+def smallest(
+    gm: GraphModule, values: Mapping[Node, Any], wrong: Wrong, trial: Tries, trials: int, progress: Callable[[int, int], None]
+) -> Smallest | None:
+    """The smallest part of a graph with a fault like `wrong`; `values` are those of its nodes."""
 
     def shows(units: Sequence[Unit]) -> bool:
         progress(shrinker.count, len(units))
-        found = trial.wrong(part_of(graph.gm, units, values))
-        return found is not None and found.is_like(graph.wrong)
+        found = trial.wrong(part_of(gm, units, values))
+        return found is not None and found.is_like(wrong)
 
     shrinker: Shrinker[Unit] = Shrinker(shows, trials)
-    units = units_of(graph.gm)
+    units = units_of(gm)
     if not shows(units):
         return None
-    part = part_of(graph.gm, shrinker.smallest(units), values)
-    wrong = trial.wrong(part)
-    return None if wrong is None else Smallest(part, wrong, len(units), shrinker.count + 1)
+    part = part_of(gm, shrinker.smallest(units), values)
+    last = trial.wrong(part)
+    return None if last is None else Smallest(part, last, len(units), shrinker.count + 1)

@@ -149,7 +149,8 @@ def _with_lines(unit: Unit, key: str) -> str:
         return unit.source
     place = cache.path("source", f"{_file_name(unit.name)}-{key[:12]}", ".cpp")
     place.write_text(unit.source, encoding="utf-8")
-    return f'#line 1 "{place}"\n{unit.source}'
+    own = unit.source.replace(f'"{unit.name}.cpp"', f'"{place}"')  # behind lines of users' templates
+    return f'#line 1 "{place}"\n{own}'
 
 
 def _compile_unit(source: Path, folders: tuple[Path, ...], header: Path | None, loops: Sequence[Path | None]) -> Path:

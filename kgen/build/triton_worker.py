@@ -153,10 +153,31 @@ def run_job(folder: Path) -> None:
         tempfile.tempdir = str(folder)
         compile_kernel(folder, request)
         status = 0
-    except BaseException:  # noqa: BLE001  the log tells the parent; a child must never go on as a second server
+    except BaseException as error:  # noqa: BLE001  the log tells the parent; a child must never go on as a second server
         traceback.print_exc()
+        sys.stderr.write(place_in_template(error))
         sys.stderr.flush()
     os._exit(status)
+
+
+_PLACE = re.compile(r'^# (\d+) "(.+?)"( slot)?$')
+
+
+def place_in_template(error: BaseException | None) -> str:
+    """Of an error of Triton's front end, the file and line of the template, where the kernel's text names them
+    (`kgen.templates.render.with_line_marks`)."""
+    found = ""
+    while error is not None:
+        text, node = getattr(error, "src", None), getattr(error, "node", None)
+        number = getattr(node, "lineno", 0)
+        lines = text.splitlines()[:number] if isinstance(text, str) else []
+        marks = [(k, match) for k, line in enumerate(lines) if (match := _PLACE.match(line))]
+        if marks:
+            at, match = marks[-1]
+            further = 0 if match[3] else number - at - 2
+            found = f"in the template: {match[2]}, line {int(match[1]) + further}\n"
+        error = error.__cause__ or error.__context__
+    return found
 
 
 def compile_kernel(folder: Path, request: dict[str, Any]) -> None:

@@ -10,7 +10,7 @@ from kgen.build.cpp import Unit
 from kgen.ir.plan import Launch, Packing, Schedule, variants
 from kgen.rendered.gpu_kernel import TritonKernel
 from kgen.rendered.kernel_call import KernelCall, Rendered
-from kgen.templates.render import canonical_text
+from kgen.templates.render import PLACE, canonical_text
 
 PRELUDE = "#include <kgen/kernel.h>\nusing namespace kgen;\n"
 
@@ -117,6 +117,10 @@ def _units(functions: Mapping[str, Function], workers: int) -> list[Unit]:
 
 def _unit(name: str, group: Sequence[tuple[str, str, Rendered]]) -> Unit:
     """The unit of functions: symbol, canonical text, and what was rendered. What several link is linked once."""
-    source = PRELUDE + "\n".join(made.text for _, _, made in group)
+    source = PRELUDE
+    for _, _, made in group:
+        source += f"{made.text}\n"
+        if PLACE.search(made.text):  # what follows is no line of that template
+            source += f'# {len(source.splitlines()) + 2} "{name}.cpp"\n'
     key = "\n".join(f"{symbol}\n{canonical}" for symbol, canonical, _ in group)
     return Unit(name, source, key, tuple(dict.fromkeys(text for _, _, made in group for text in made.objects)))

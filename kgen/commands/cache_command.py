@@ -29,6 +29,7 @@ def list_entries(options: argparse.Namespace) -> int:
             print(f"{file.path}: {len(file.entries())} entries")
             write(measurements(file.entries()), sys.stdout)
         return OK
+    _note_no_such(options.kind)
     for entry in cache.list_entries(options.kind):
         when = time.strftime("%Y-%m-%d %H:%M", time.localtime(entry.modified))
         print(f"{when}  {bytes_text(entry.bytes):>8}  {entry.kind:<8} {entry.key}")
@@ -37,6 +38,7 @@ def list_entries(options: argparse.Namespace) -> int:
 
 def stats(options: argparse.Namespace) -> int:
     if options.kind != TUNING:
+        _note_no_such(options.kind)
         print(f"{cache.cache_dir()}")
         table = {kind: row for kind, row in cache.stats().items() if options.kind in (None, kind)}
         for kind, row in table.items():
@@ -56,10 +58,18 @@ def clear(options: argparse.Namespace) -> int:
         file = users_file()
         print(f"removed {file.remove()} entries: {file.path}")
         return OK
+    _note_no_such(options.kind)
     entries = cache.list_entries(options.kind)
     freed = sum(entry.bytes for entry in entries)
     print(f"removed {cache.clear(options.kind)} entries, {bytes_text(freed)}")
     return OK
+
+
+def _note_no_such(kind: str | None) -> None:
+    """Says which kinds there are, where there is nothing of a kind: its name may be misspelled."""
+    known = {*cache.stats(), TUNING}
+    if kind is not None and kind not in known:
+        print(f"kgen: there is nothing of kind {kind!r}; kinds are {', '.join(sorted(known))}", file=sys.stderr)
 
 
 # ---- tuning files -----------------------------------------------------------------------------------------------------

@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import contextlib
 import difflib
-import importlib
+import inspect
 import json
 import sys
 from collections.abc import Callable, Sequence
@@ -15,7 +15,8 @@ from typing import Any, cast
 from kgen import config
 from kgen.commands.exit_codes import OK, WRONG, misused
 from kgen.commands.explain import Explanation, explain, watching
-from kgen.commands.script import run_script
+from kgen.commands.script import imported, print_error, run_script
+from kgen.errors import KgenError, UnknownModule
 from kgen.report.graph_report import time_text
 
 __all__ = ["run"]
@@ -37,6 +38,8 @@ def run(options: argparse.Namespace) -> int:
             report, well = _explained(options.target, options.arguments)
         except Misused as error:
             return misused(str(error))
+    if not report.graphs and not well:
+        return WRONG
     if not report.graphs:
         print('kgen: nothing was compiled by kgen; call a function made with torch.compile(f, backend="kgen")', file=sys.stderr)
         return WRONG
@@ -55,7 +58,7 @@ def _explained(target: str, arguments: Sequence[str]) -> tuple[Explanation, bool
             raise Misused(f"there is no script {target}")
         return _explain_script(Path(target), arguments)
     if colon and function and not arguments:
-        return _explain_function(module, function), True
+        return _explain_function(module, function)
     raise Misused(f"{target!r} is neither script.py nor module:function")
 
 
@@ -66,27 +69,41 @@ def _explain_script(path: Path, arguments: Sequence[str]) -> tuple[Explanation, 
         return seen.report(), well
 
 
-def _explain_function(module: str, name: str) -> Explanation:
+def _explain_function(module: str, name: str) -> tuple[Explanation, bool]:
     """`name` takes no arguments. When it returns ``(callable, argument, ...)``, that call is explained, else the function."""
     found = _function(module, name)
-    made = found()
-    if isinstance(made, tuple) and made and callable(made[0]):
-        return explain(made[0], *made[1:], print_report=False)
-    return explain(found, print_report=False)
+    _check_takes_nothing(found, f"{module}:{name}")
+    try:
+        made = found()
+        explained = made if isinstance(made, tuple) and made and callable(made[0]) else (found,)
+        return explain(*explained, print_report=False), True
+    except KgenError:
+        raise
+    except Exception as error:  # noqa: BLE001  the user's
+        print_error(error, Path(getattr(inspect.unwrap(found), "__code__", _explain_function.__code__).co_filename))
+        return Explanation(()), False
+
+
+def _check_takes_nothing(function: Callable[..., Any], name: str) -> None:
+    """Raises Misused where a call without arguments cannot be."""
+    try:
+        inspect.signature(function).bind()
+    except TypeError as error:
+        hint = "let a function without arguments return (callable, argument, ...)"
+        raise Misused(f"{name} is called without arguments: {error}; {hint}") from None
+    except ValueError:  # a function without a signature
+        return
 
 
 def _function(module: str, name: str) -> Callable[[], Any]:
-    sys.path.insert(0, str(Path.cwd()))
     try:
-        found: Any = importlib.import_module(module)
+        found: Any = imported(module)
         for part in name.split("."):
             found = getattr(found, part)
-    except ModuleNotFoundError as error:
-        raise Misused(f"there is no module {error.name}") from None
+    except UnknownModule as error:
+        raise Misused(error.text) from None
     except AttributeError as error:
         raise Misused(str(error)) from None
-    finally:
-        sys.path.pop(0)
     if not callable(found):
         raise Misused(f"{module}:{name} is no function")
     return cast("Callable[[], Any]", found)

@@ -2,16 +2,35 @@
 
 from __future__ import annotations
 
+import importlib
 import runpy
 import sys
 import traceback
 from collections.abc import Sequence
 from pathlib import Path
-from types import TracebackType
+from types import ModuleType, TracebackType
 
-from kgen.errors import UserError
+from kgen.errors import KgenError, ModuleFailed, UnknownModule, UserError
 
-__all__ = ["run_script"]
+__all__ = ["imported", "print_error", "run_script"]
+
+
+def imported(name: str) -> ModuleType:
+    """A module that the user names, from this folder or installed. Raises UnknownModule, ModuleFailed, or what of kgen's the
+    module raises."""
+    folder = str(Path.cwd())
+    if folder not in sys.path:
+        sys.path.insert(0, folder)
+    try:
+        return importlib.import_module(name)
+    except KgenError:
+        raise
+    except ModuleNotFoundError as error:
+        raise UnknownModule(module=error.name or name) from error
+    except Exception as error:
+        where = traceback.extract_tb(error.__traceback__)[-1]
+        cause = f"{type(error).__name__}: {error} ({where.filename}:{where.lineno})"
+        raise ModuleFailed(module=name, cause=cause) from error
 
 
 def run_script(path: Path, arguments: Sequence[str]) -> bool:
@@ -25,14 +44,14 @@ def run_script(path: Path, arguments: Sequence[str]) -> bool:
             sys.stderr.write(f"kgen: the script ended with exit code {end.code}\n")
             return False
     except Exception as error:  # noqa: BLE001  the script's, or of what it asks of kgen
-        _say(error, path)
+        print_error(error, path)
         return False
     finally:
         sys.argv, sys.path[:] = saved_argv, saved_path
     return True
 
 
-def _say(error: Exception, path: Path) -> None:
+def print_error(error: Exception, path: Path) -> None:
     """A mistake in the use of kgen in a line or two; another error as Python prints it, from the script's first frame on."""
     inner = getattr(error, "inner_exception", error)  # Dynamo wraps what a back end raises
     if isinstance(inner, UserError):

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import argparse
-import importlib
 import inspect
+import keyword
 import sys
 from pathlib import Path
 
 from kgen import config
 from kgen.commands.exit_codes import OK, WRONG, misused
 from kgen.commands.explain_text import Table, write
+from kgen.commands.script import imported
 from kgen.errors import UnknownTemplate
 from kgen.templates import registry
 from kgen.templates.contract import Template
@@ -79,7 +80,7 @@ def show(options: argparse.Namespace) -> int:
 def new(options: argparse.Namespace) -> int:
     """Writes a module and a Jinja file that pass `check`."""
     stem = options.name
-    if not stem.isidentifier():
+    if not stem.isidentifier() or keyword.iskeyword(stem):
         return misused(f"{stem!r} is no name of a module")
     files = {Path(f"{stem}.py"): MODULE, Path(f"{stem}.py.jinja"): JINJA}
     there = [str(path) for path in files if path.exists()]
@@ -107,9 +108,8 @@ def load_modules(options: argparse.Namespace) -> None:
     """Imports the templates of installed packages and of the modules that a command names."""
     if config.current().template_packages:
         registry.load_packages()
-    sys.path.insert(0, str(Path.cwd()))
     for module in options.module:
-        importlib.import_module(module)
+        imported(module)
 
 
 def found_template(name: str) -> Template | LoopTemplate:

@@ -29,7 +29,7 @@ def why(options: argparse.Namespace) -> int:
     with DECISIONS.listening() as decisions, LOOP_KERNELS.listening() as loops:
         with config.insist(cache=False, **mode):
             well = run_script(Path(options.target), options.arguments)
-        template = found_template(options.name)
+        template = found_template(options.name)  # which the script may declare
         if isinstance(template, LoopTemplate):
             lines = list(_of_loops(template, loops))
         else:

@@ -34,5 +34,7 @@ def tune(options: argparse.Namespace) -> int:
     if new or found:
         print(f"{file.path}: new measurements: {len(new)}, uses of known ones: {found}")
         return OK if well else WRONG
+    if not well:
+        return WRONG
     print("kgen: nothing was measured: the script compiled no problem that a template of kgen could take", file=sys.stderr)
     return WRONG

@@ -211,22 +211,22 @@ class _Assembler:
         return [self.calls[one.name] for one in variants(step)]
 
     def _kernel(self, step: Launch) -> None:
-        items = tuple(map(self._kernel_call, self._calls(step)))
-        table = members(step)[0].by_size
+        work, table = _work(step), members(step)[0].by_size
+        items = tuple(self._kernel_call(call, work) for call in self._calls(step))
         if len(set(items)) == 1 or table is None:
             self.code.append(items[0])
             return
         limits = tuple(limit for limit, _ in table.choices if limit is not None)
         self.code.append(hp.Pick(self._reg(table.length), limits, items))
 
-    def _kernel_call(self, call: KernelCall) -> hp.Kernel | hp.Launch | hp.PythonCall:
+    def _kernel_call(self, call: KernelCall, work: str) -> hp.Kernel | hp.Launch | hp.PythonCall:
         if call.launch is not None:
             return self._launch(call, call.launch)
         slots = tuple(self._define(name) for name in call.buffers)
         registers = tuple(map(self._integer, call.sizes))
         if call.symbol not in self.symbols:
             self.symbols.append(call.symbol)
-        return hp.Kernel(self.symbols.index(call.symbol), slots, registers)
+        return hp.Kernel(self.symbols.index(call.symbol), slots, registers, work)
 
     def _launch(self, call: KernelCall, kernel: TritonKernel) -> hp.Launch | hp.PythonCall:
         slots, registers = self._parameters(call, kernel)
@@ -354,9 +354,10 @@ class _Assembler:
         for v in arg.vars:
             stride = ix.stride_of(linear, v)
             assert stride is not None
-            strides.append(stride if v.extent != 1 else ix.ONE)
+            strides.append(stride)
             offset = offset - stride * v.expr()
-        return slot, (self._regs([v.extent for v in arg.vars]), self._regs(strides), self._reg(offset), arg.dtype)
+        extents = [v.extent for v in arg.vars]
+        return slot, (self._regs(extents), self._regs(_as_in_eager(extents, strides)), self._reg(offset), arg.dtype)
 
     def _is_whole(self, arg: ir.TensorArg, buffer: ir.Buffer) -> bool:
         same = tuple(v.extent for v in arg.vars) == buffer.sizes and arg.dtype == buffer.dtype
@@ -373,6 +374,24 @@ class _Assembler:
         if isinstance(item, ir.ArgumentMultiple):
             return hp.OutArgument(item.position, item.factor)
         return hp.OutConst(item)
+
+
+def _as_in_eager(extents: Sequence[Expr], strides: Sequence[Expr]) -> list[Expr]:
+    """The strides; those of dimensions of length 1, which no address depends on, are what contiguous tensors have there: DDP
+    compares gradients' strides with parameters', and people read them."""
+    found, following = list[Expr](), ix.ONE
+    for extent, stride in zip(reversed(extents), reversed(strides), strict=True):
+        found.append(following if extent == 1 else stride)
+        following = found[-1] * extent
+    return found[::-1]
+
+
+def _work(step: Launch) -> str:
+    """What a kernel computes, for messages: its operators, then the user's lines."""
+    origins = [origin for one in members(step) for origin in one.origins]
+    operators = dict.fromkeys(name for origin in origins for name in origin.operators)
+    where = dict.fromkeys(origin.line for origin in origins if origin.line)
+    return "".join([f", of {', '.join(operators)}" * bool(operators), *(f"\n  {line}" for line in list(where)[:4])])
 
 
 def _aligned_buffers(call: KernelCall, kernel: TritonKernel) -> Iterator[str]:

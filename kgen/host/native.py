@@ -203,7 +203,7 @@ class Encoder:
             return item.register, item.limits, tuple(map(self.encoded, item.items))
         if isinstance(item, Kernel):
             name = self.program.kernels[item.index] if self.program.regions else ""
-            return self.addresses[item.index], item.slots, item.registers, name
+            return self.addresses[item.index], item.slots, item.registers, name, item.work
         if isinstance(item, Launch):
             return self.launch(item)
         if isinstance(item, Extern | PythonCall):

@@ -168,11 +168,13 @@ class Alias:
 class Kernel:
     """Calls ``int name(void** ptrs, const int64_t* ints, int threads)`` with the slots' data pointers (offset included).
     A result other than 0 is one of `ops.FAILURES`: of an index out of range, the call raises IndexError, of an integer divided
-    by zero RuntimeError, as eager does."""
+    by zero RuntimeError, as eager does. `work` says in that message what the kernel computes, and for which of the user's
+    lines."""
 
     index: int
     slots: tuple[int, ...]
     registers: Regs = ()
+    work: str = ""
 
 
 @dataclass(frozen=True, slots=True)

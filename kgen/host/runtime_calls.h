@@ -14,7 +14,7 @@ void Frame::kernel(const Instruction& item, void** ptrs, int64_t* ints, int thre
   arguments(item, ptrs, ints);
   const int failure = item.kernel(ptrs, ints, threads);  // one of kgen.ir.ops.FAILURES
   TORCH_CHECK(failure != 2, "ZeroDivisionError");
-  TORCH_CHECK_INDEX(failure == 0, "index out of range in a kernel of a compiled graph");
+  TORCH_CHECK_INDEX(failure == 0, "index out of range in a kernel of a compiled graph", item.message);
 }
 
 IValue number(int64_t value, TypeKind as, Number kind) {
@@ -68,6 +68,7 @@ IValue Frame::boxed_list(const Arg& arg) {
 void Frame::take(const Call& call, size_t position, at::Tensor tensor) {
   if (position >= call.outs.size() || call.outs[position].slot < 0) return;
   const Result& out = call.outs[position];
+  if (tensor.defined() && tensor.is_neg()) tensor = tensor.resolve_neg();
   if (out.check) tensor = in_expected_layout(out, std::move(tensor), call.name.c_str());
   if (out.aligned) tensor = aligned_result(std::move(tensor));
   adopt(out.slot, std::move(tensor));

@@ -38,7 +38,7 @@ C10_NOINLINE void Frame::launch(const Instruction& item, void** ptrs, int64_t* i
   if (status > 1) throw MapRefused{launch, static_cast<size_t>(status - 2), launch.error()};
 }
 
-// ---- misaligned inputs --------------------------------------------------------------------------------------------------
+// ---- inputs that are misaligned, or negated -----------------------------------------------------------------------------------------
 
 int64_t bytes_before(const at::Tensor& tensor) {
   return static_cast<const char*>(tensor.const_data_ptr()) - static_cast<const char*>(tensor.storage().data());
@@ -48,7 +48,7 @@ int64_t bytes_before(const at::Tensor& tensor) {
 std::pair<int64_t, int64_t> Frame::bytes_read(const Input& input, const at::Tensor& tensor) const {
   const int64_t start = bytes_before(tensor);
   const int64_t end = static_cast<int64_t>(tensor.storage().nbytes()) - start;
-  if (!input.all_known) return {-start, end};
+  if (!input.aligned || !input.all_known) return {-start, end};  // readings are noted of aligned inputs alone
   const SlotSpec& own = program_.slots[input.slot];
   const int64_t origin = regs_[own.offset] * own.itemsize;
   int64_t first = 0, last = 0;
@@ -96,9 +96,22 @@ at::Tensor aligned_result(at::Tensor tensor) {
   return copy_aligned(tensor, 0, last * static_cast<int64_t>(tensor.itemsize()));
 }
 
-C10_NOINLINE at::Tensor Frame::aligned_input(const Input& input, const at::Tensor& tensor) {
+// Kernels read memory, where a tensor with the negative bit (`x.conj().imag`) has its elements with the other sign.
+void resolve_neg(const at::Tensor& copy, int64_t first, int64_t last) {
+  if (!copy.is_neg()) return;
+  DispatchGuards guards;
+  copy._set_neg(false);
+  const int64_t itemsize = static_cast<int64_t>(copy.itemsize());
+  at::Tensor elements = at::detail::make_tensor<c10::TensorImpl>(c10::Storage(copy.storage()), copy.key_set(), copy.dtype());
+  elements.unsafeGetTensorImpl()->set_sizes_and_strides(c10::IntArrayRef{(last - first) / itemsize}, c10::IntArrayRef{1},
+                                                        copy.storage_offset() + first / itemsize);
+  elements.neg_();
+}
+
+C10_NOINLINE at::Tensor Frame::copied_input(const Input& input, const at::Tensor& tensor) {
   const auto [first, last] = bytes_read(input, tensor);
   moved_.push_back({&input, tensor, copy_aligned(tensor, first, last)});
+  resolve_neg(moved_.back().copy, first, last);
   return moved_.back().copy;
 }
 

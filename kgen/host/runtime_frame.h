@@ -172,7 +172,7 @@ class Frame {
   void adopt(int32_t slot, at::Tensor tensor);
   void point(int32_t slot, const at::Tensor& tensor);
   at::Tensor in_expected_layout(const Result& out, at::Tensor tensor, const char* source) const;
-  at::Tensor aligned_input(const Input& input, const at::Tensor& tensor);
+  at::Tensor copied_input(const Input& input, const at::Tensor& tensor);
   std::pair<int64_t, int64_t> bytes_read(const Input& input, const at::Tensor& tensor) const;
   void put_back(const Moved& moved);
   void allocate(int32_t slot);
@@ -225,7 +225,7 @@ class Frame {
 
 std::string describe(const at::Tensor& tensor) {
   const std::string device = tensor.device().str();
-  if (tensor.layout() != at::kStrided) return c10::str(tensor.dtype(), " with sizes ", tensor.sizes(), " on ", device);
+  if (tensor.layout() != at::kStrided) return c10::str(tensor.dtype(), " with sizes ", tensor.sizes(), " and layout ", tensor.layout(), " on ", device);
   return c10::str(tensor.dtype(), " with sizes ", tensor.sizes(), " and strides ", tensor.strides(), " on ", device);
 }
 
@@ -290,6 +290,7 @@ void Frame::check_inputs(PyObject* const* args) const {
     if (input.kind != Input::Tensor) continue;
     const at::Tensor& tensor = THPVariable_Unpack(args[i]);
     bool same = tensor.scalar_type() == input.dtype && (input.anywhere || tensor.device() == input.device);
+    same &= !input.check_strides || tensor.layout() == at::kStrided;  // mkldnn tensors are traced as strided ones
     const auto sizes = tensor.sizes();
     for (size_t d = 0; d < sizes.size(); ++d) same &= input.sizes[d] < 0 || regs_[input.sizes[d]] == sizes[d];
     if (input.check_strides && same && tensor.numel() != 0) {
@@ -333,8 +334,8 @@ void Frame::take_inputs(PyObject* const* args) {
     const Input& input = program_.inputs[i];
     if (input.kind != Input::Tensor) continue;
     const at::Tensor& tensor = THPVariable_Unpack(args[i]);
-    if (input.aligned && !is_aligned(tensor)) {
-      adopt(input.slot, aligned_input(input, tensor));
+    if ((input.aligned && !is_aligned(tensor)) || tensor.is_neg()) {
+      adopt(input.slot, copied_input(input, tensor));
     } else if (input.only_kernels && Py_REFCNT(args[i]) > 1) {
       borrowed_.push_back(Object::borrow(args[i]));
       point(input.slot, tensor);

@@ -240,7 +240,7 @@ struct Instruction {
   std::unique_ptr<struct Launch> launch;
   std::vector<int64_t> limits;     // Pick: one fewer than items
   std::vector<Instruction> items;  // Pick: of which one runs
-  std::string message;             // Check
+  std::string message;             // Check; Kernel: what it computes
 };
 
 struct Output {
@@ -462,6 +462,7 @@ Instruction parse_instruction(PyObject* tuple) {
       made.slots = numbers(item(tuple, 2));
       made.registers = numbers(item(tuple, 3));
       made.name = text(item(tuple, 4));
+      made.message = text(item(tuple, 5));
       break;
     case Instruction::Extern:
       made.call = parse_extern(tuple);

@@ -29,6 +29,7 @@ from kgen.capture.aot_cache import NotSerializable
 from kgen.capture.eager_graph import EagerGraph
 from kgen.capture.torch_adapter import GraphInfo
 from kgen.config import Config
+from kgen.errors import BadOptionValue
 from kgen.ir import index as ix
 from kgen.ir import nodes as ir
 from kgen.ir import values as vs
@@ -82,8 +83,13 @@ _named: dict[str, Path] = {}  # graph names are unique in a process
 
 
 def _new_folder(root: Path, info: GraphInfo) -> Path:
-    """Makes the folder with the next free number. mkdir decides between processes that ask at the same time."""
-    root.mkdir(parents=True, exist_ok=True)
+    """Makes the folder with the next free number. mkdir decides between processes that ask at the same time. Raises
+    BadOptionValue."""
+    try:
+        root.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        expected = f"give a folder that can be written: {error.strerror}"
+        raise BadOptionValue(option="debug", value=str(root), expected=expected) from error
     taken = [int(found[1]) for p in root.iterdir() if (found := re.match(r"graph_(\d+)_", p.name))]
     number = max(taken, default=-1) + 1
     while True:

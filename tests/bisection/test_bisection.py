@@ -11,13 +11,21 @@ from pathlib import Path
 import pytest
 import torch
 
+import kgen.backend
 import kgen.pipeline
+from kgen.bisection import speed
+from kgen.bisection.calls import difference_of_calls
 from kgen.bisection.copies import RandomState, copied
+from kgen.bisection.part import Part
 from kgen.bisection.shrink import Shrinker
+from kgen.bisection.timing import Timing
+from kgen.bisection.trial import Trial
 from kgen.cli import main
+from kgen.config import Config
 from kgen.lowering.families import RULES
 from kgen.rendered.kernel_call import Rendered
 from kgen.templates.cpp.codegen.table import CPP_OPS
+from kgen.verdict import Verdict
 
 pytestmark = pytest.mark.cpu
 
@@ -75,13 +83,15 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def bisected(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, str]:
-    code = main(["bisect", *arguments])
+    code = main(["bisect", "--in-process", *arguments])
     return code, capsys.readouterr().out
 
 
 def test_what_is_right_is_said_to_be(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     code, out = bisected(capsys, "small.py")
-    assert (code, out.splitlines()[0]) == (0, "right: 1 calls of 1 graphs agree with their operators in eager.")
+    text = "right: 1 calls of 1 graphs agree with their operators in eager, and 1 calls of Dynamo's graphs with eager"
+    assert code == 0
+    assert out.startswith(text)
 
 
 @pytest.mark.slow
@@ -152,11 +162,133 @@ def test_an_error_is_found(folder: Path, capsys: pytest.CaptureFixture[str], mon
     assert "stage: lower: it raises the error" in out
 
 
+DEADLY = """
+import dataclasses
+import kgen.pipeline
+from kgen.rendered.kernel_call import Rendered
+
+render_step = kgen.pipeline.render_step
+
+def deadly(step, symbol, context):
+    made = render_step(step, symbol, context)
+    names = {name for origin in step.origins for name in origin.operators}
+    if isinstance(made, Rendered) and "aten.tanh.default" in names:
+        return dataclasses.replace(made, text=made.text.replace("{\\n", "{\\n  *(volatile int*)8 = 1;\\n", 1), general=None)
+    return made
+
+kgen.pipeline.render_step = deadly
+"""
+ENDLESS = """
+from kgen.lowering.families import RULES
+
+def endless(*_):
+    while True:
+        pass
+
+RULES["aten.tanh"] = endless
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("module", "more", "how", "stage"),
+    [
+        (DEADLY, (), "the process dies of SIGSEGV in a call of graph0_inference", "stage: call: no option"),
+        (ENDLESS, ("--seconds", "15"), "the process never ends compiling graph0_inference", "stage: build: no option"),
+    ],
+    ids=["dies", "hangs"],
+)
+def test_what_ends_the_process_is_found(folder: Path, module: str, more: tuple[str, ...], how: str, stage: str) -> None:
+    """In processes of their own: neither the command nor the search ends with them."""
+    (folder / "planted.py").write_text(module)
+    command = [sys.executable, "-m", "kgen", "bisect", "small.py", "--module", "planted", "--trials", "30", *more]
+    out = subprocess.run(command, capture_output=True, text=True, check=False, timeout=550).stdout
+    assert how in out
+    assert "smallest part: 1 of" in out
+    assert "aten.tanh.default  small.py:8 y = torch.tanh(y)" in out
+    assert stage in out
+    assert "options={'fallback': ('aten.tanh.default',)}" in out or "options={'fallback': 'aten.tanh.default'}" in out
+    assert (folder / "kgen_bisect" / "repro.py").is_file()
+
+
+def test_a_wrong_pass_in_front_of_the_aten_graphs_is_found(
+    folder: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The aten graphs agree with themselves: only Dynamo's graph, in eager, shows the fault."""
+    batched = kgen.backend._batched
+
+    def wrong(gm: torch.fx.GraphModule, config: Config) -> list[Verdict]:
+        for node in gm.graph.nodes if config.loop_batching else ():
+            if node.target is torch.tanh:
+                node.target = torch.sin
+        gm.recompile()
+        return batched(gm, config)
+
+    monkeypatch.setattr(kgen.backend, "_batched", wrong)
+    code, out = bisected(capsys, "small.py")
+    assert code == 1
+    assert "a graph of Dynamo's is wrong, and the aten graphs that it becomes are right: result 0 differs" in out
+    assert "smallest part: 1 of" in out
+    assert "torch.tanh  small.py:8 y = torch.tanh(y)" in out
+    assert "stage: rewrite: the call is right where unrolled loops are not made batches" in out
+    assert "options={'loop_batching': False}" in out
+    assert "repro.py does not repeat it" in out  # that process has no such pass
+
+
+@pytest.mark.none
+def test_wrong_gradients_are_seen() -> None:
+    class Doubled(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx, x):  # type: ignore[no-untyped-def]
+            return x.sin()
+
+        @staticmethod
+        def backward(ctx, given):  # type: ignore[no-untyped-def]
+            return given * 2
+
+    gm = torch.fx.symbolic_trace(lambda x: x.sin())
+    given = [torch.linspace(0, 1, 5).requires_grad_()]
+    state = RandomState.now()
+    assert difference_of_calls(gm, torch.sin, given, state) == ""
+    assert (difference_of_calls(gm, Doubled.apply, given, state) or "").startswith("gradient of argument 0 differs by up to")
+    assert (
+        difference_of_calls(gm, lambda x: x.detach().sin(), given, state)
+        == "1 results and 0 gradients, not 1 results and 1 gradients"
+    )
+    with torch.no_grad():
+        assert difference_of_calls(gm, Doubled.apply, given, state) == ""
+
+
+@pytest.mark.none
+def test_calls_with_random_numbers_are_not_compared() -> None:
+    gm = torch.fx.symbolic_trace(lambda x: x + torch.rand_like(x))
+    assert difference_of_calls(gm, gm, [torch.ones(3)], RandomState.now()) is None
+
+
+def test_a_slow_kernel_is_found(folder: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    """With made-up times: what computes tanh is slow, unless eager does."""
+
+    def time_part(part: Part, trial: Trial) -> Timing:
+        slow = any("tanh" in str(node.target) for node in part.calls) and not trial.config.fallback
+        return Timing(4e-3 if slow else 1e-4, 1e-3)
+
+    monkeypatch.setattr(speed, "timed", lambda *_: Timing(5e-3, 1e-3))
+    monkeypatch.setattr(speed, "time_part", time_part)
+    code, out = bisected(capsys, "script.py", "--speed")
+    assert code == 1
+    assert "graph 0: 5 ms compiled, 1 ms in eager (5.00x the time), forward and backward" in out
+    assert "(loops): 4 ms compiled" in out.partition("kernels of the slowest graph")[2].splitlines()[1]
+    assert "aten.tanh.default  script.py:14 h = torch.tanh(h * 2)" in out
+    assert "options={'fallback': ('aten.tanh.default',)}: 100 us" in out
+    assert "script: kgen_bisect/repro.py (" in out
+
+
 def test_misuse(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["bisect", "missing.py"]) == 2
     assert main(["bisect", "small.py", "--trials", "0"]) == 2
+    assert main(["bisect", "small.py", "--seconds", "0"]) == 2
     (folder / "nothing.py").write_text("x = 1\n")
-    assert main(["bisect", "nothing.py"]) == 1
+    assert main(["bisect", "--in-process", "nothing.py"]) == 1
     assert "nothing was compiled by kgen" in capsys.readouterr().err
 
 
