@@ -251,7 +251,7 @@ class Builder:
         """The tensor as a view of a copy that was made for another call."""
         for order in itertools.permutations(range(tensor.rank)) if self.copies and tensor.rank <= MOST_ORDERED else ():
             sizes = tuple(tensor.sizes[k] for k in order)
-            turned = {tensor.axes[k]: v.expr() for k, v in zip(order, axes(sizes), strict=True)}
+            turned: dict[ix.Atom, Expr] = {tensor.axes[k]: v.expr() for k, v in zip(order, axes(sizes), strict=True)}
             name = self.copies.get(replace(tensor, sizes=sizes, value=vs.substitute(tensor.value, turned)))
             if name is not None and self.versions.get(name, name) == name:
                 index = tuple(tensor.axes[k].expr() for k in order)
