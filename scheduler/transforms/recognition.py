@@ -163,10 +163,10 @@ def _searched(graph: ir.Graph, options: Options) -> _Found:
     return found
 
 
-def _with_those_beside(places: Sequence[Recognised]) -> list[Recognised]:
+def _with_those_beside(found: Sequence[Recognised]) -> list[Recognised]:
     """The programs without those that need others, which are not there: what these need would be stored, and made again."""
-    names = {one.name for one in places}
-    return [one for one in places if one.beside <= names]
+    names = {one.name for one in found}
+    return [one for one in found if one.beside <= names]
 
 
 def _is_short(operation: ir.Operation, kind: str) -> bool:
