@@ -81,8 +81,8 @@ void Frame::take_tensors(const at::Tensor* args) {
   for (size_t i = 0; i < program_.inputs.size(); ++i) {
     const Input& input = program_.inputs[i];
     if (input.kind != Input::Tensor) continue;
-    if (input.aligned && !is_aligned(args[i])) {
-      adopt(input.slot, aligned_input(input, args[i]));
+    if ((input.aligned && !is_aligned(args[i])) || args[i].is_neg()) {
+      adopt(input.slot, copied_input(input, args[i]));
     } else if (input.only_kernels) {
       point(input.slot, args[i]);  // the caller keeps it
     } else {
