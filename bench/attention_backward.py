@@ -172,7 +172,7 @@ def _operands(how: Scores, *args: Tensor) -> tuple[Tensor, ...]:
     q, k, *_ = args
     ds = _recomputed(how, *args)[1].to(q.dtype)
     _, columns = attention.positions(ds)
-    return ds @ k, ds.mT @ q, (ds * torch.cos(columns.to(ds.dtype))).sum(-1)
+    return ds @ k, ds.mT @ q, (ds * columns.float().cos().to(ds.dtype)).sum(-1)
 
 
 def _values(how: Scores, *args: Tensor) -> tuple[Tensor, ...]:
