@@ -17,7 +17,7 @@ Stored once, as the library call would read it, it often joins the kernel that m
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from kgen.cost import model
@@ -262,7 +262,23 @@ def _source(value: Value, graph: ir.Graph) -> str | None:
         return None
     pairs = [(e.atom(), size) for e, size in zip(value.attr[1], graph.buffers[name].sizes, strict=True) if size != 1]
     whole = all(isinstance(v, ix.Var) and v.extent == size for v, size in pairs)
-    return name if whole and len({v for v, _ in pairs}) == len(pairs) else None
+    if whole and len({v for v, _ in pairs}) == len(pairs):
+        return name
+    return name if _visits_each_once(value.attr[1], graph.buffers[name].sizes) else None
+
+
+def _visits_each_once(index: vs.Index, sizes: Sequence[ix.Expr]) -> bool:
+    """Whether loops go through all elements of sizes that are known, such as one loop through two dimensions."""
+    linear = ix.linearize(index, ix.contiguous_strides(sizes))
+    loops = [atom for atom in ix.free_atoms(linear) if isinstance(atom, ix.Var)]
+    steps = [(ix.stride_of(linear, v), v.extent.as_int()) for v in loops]
+    known = sorted((step.as_int() or 0, extent) for step, extent in steps if step is not None and extent is not None)
+    position = 1
+    for step, extent in known:
+        if step != position:
+            return False
+        position *= extent
+    return len(known) == len(loops) and ix.product(sizes) == position
 
 
 def _buffer(value: Value, graph: ir.Graph) -> str | None:

@@ -17,8 +17,9 @@ from torch.utils._python_dispatch import _disable_current_modes
 
 import kgen
 from kgen.capture.decompositions import TABLE
+from kgen.cost import model
 from kgen.ir import values as vs
-from kgen.ir.plan import Call, Kernel, Schedule
+from kgen.ir.plan import Call, Kernel, Schedule, members
 from kgen.verdict import DEMANDS, Outcome, Reason
 
 
@@ -211,3 +212,33 @@ def test_scores_that_take_much_work_go_to_the_attention_that_hides_it() -> None:
     assert [one.choice.template for one in (heavy, light) if one.choice is not None] == [
         "triton_attention", "triton_attention_warp_specialized",
     ]  # fmt: skip
+
+
+def test_full_rows_of_sums_over_a_vocabulary_are_not_one_kernel(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A norm's gradient behind that of logits: low and wide tiles were never measured on sums as long."""
+
+    def f(gradient: Tensor, table: Tensor, x: Tensor) -> Tensor:
+        y = (gradient @ table).float()
+        return (y - x * (y * x).mean(-1, keepdim=True)).to(torch.bfloat16)
+
+    def reduces_rows(length: int) -> bool:
+        plan = planned(f, t(4096, length), t(length, 256), t(4096, 256))
+        return any(s.kind == "partial" for kernel in matmuls(plan) for s in kernel.statements)
+
+    monkeypatch.setattr(model, "vendor_seconds", lambda problem: 1.0)
+    assert reduces_rows(1024)
+    assert not reduces_rows(50257)
+
+
+def test_matmuls_share_a_copy_of_logits_gradients_in_three_dimensions() -> None:
+    """Rows begin anywhere in lines of the cache; one loop goes through the first two dimensions."""
+
+    def f(gradient: Tensor, table: Tensor, x: Tensor) -> tuple[Tensor, Tensor]:
+        rows = gradient.flatten(0, 1)
+        return rows @ table, rows.t() @ x
+
+    plan = planned(f, t(8, 512, 50257), t(50257, 768), t(4096, 768))
+    copy, *others = [one for step in plan.kernels for one in members(step)]
+    [made] = [out for s in copy.statements for out in s.outs]
+    assert len(others) == 2
+    assert all(made in {load.attr[0] for s in k.statements for load in vs.loads(s.roots)} for k in others)
