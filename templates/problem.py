@@ -302,6 +302,16 @@ class Problem:
         nodes = (node for node in self.graph.nodes if isinstance(node, ir.Operation) and node.vendor is not None)
         return made is not None and any(made.source in ir.outs(node) for node in nodes)
 
+    @cached_property
+    def narrows(self) -> bool:
+        """Whether the contractions of which a program takes the place multiply wider numbers than its own do: of 16-bit numbers
+        that were widened before. Separate kernels then have neither the matrix units nor half of the bytes."""
+        made = self.graph.provenance.get(self.mains[0].outs[0])
+        nodes = (node for node in self.graph.nodes if isinstance(node, ir.Operation))
+        found = next((node for node in nodes if made is not None and made.source in ir.outs(node)), None)
+        kinds = [one.operands for one in found.replaces if ir.is_contraction(one)] if found is not None else []
+        return any(kind is not None and kind.itemsize > self.main_dtype.itemsize for kind in kinds)
+
     @property
     def reduces_tiles(self) -> bool:
         """Whether the epilogue reduces each tile along an axis."""

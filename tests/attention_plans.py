@@ -33,10 +33,13 @@ def before_split(whole: GraphModule) -> GraphModule:
     return recompute_scores(split_weighted_sums(replace_random(whole), lambda _: True), lambda *_: True)
 
 
-def training_plans(fn: Callable[..., Any], *args: Tensor, gpu: bool = True, only: Only | None = None) -> list[Schedule]:
-    """The schedules of the forward graph, and of the backward one. Both run in eager."""
+def training_plans(
+    fn: Callable[..., Any], *args: Tensor, gpu: bool = True, only: Only | None = None, default: bool = False
+) -> list[Schedule]:
+    """The schedules of the forward graph, and of the backward one. Both run in eager. By `default` estimates decide, else
+    templates of attention take what they can."""
     plans: list[Schedule] = []
-    only = only or (GPU if gpu else CPU)
+    only = None if default else only or (GPU if gpu else CPU)
 
     def keep(gm: GraphModule, _: Any) -> Any:
         with _disable_current_modes():  # reading constants needs real tensors

@@ -89,12 +89,12 @@ class _Recomputing(KernelTemplate):
         return LAUNCH + max(problem.flops / problem.rate / dots, moved / problem.device.bandwidth)
 
     def is_measured(self, sizes: MatrixSizes, arch: int) -> bool:
-        return attention_estimate.is_measured(sizes, arch)
+        return not self._of_scores and attention_estimate.is_measured(sizes, arch)
 
     def uncalibrated(self, problem: Problem) -> str | None:
         heads = {_padded(problem, axis) for axis in self.longest}
-        if _is_sum(problem) or self._of_scores:
-            return "no GPU has measured its sums of scores' gradients"
+        if (_is_sum(problem) or self._of_scores) and not problem.narrows:  # T5's were measured (H100, 2026-11-26)
+            return "no GPU has measured its sums of scores' gradients, but in place of matmuls in float32"
         if len(heads) > 1:
             return "no GPU has measured it on operands whose heads differ"
         return attention_estimate.unmeasured(problem, *heads)
