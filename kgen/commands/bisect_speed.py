@@ -50,7 +50,7 @@ def _explain(one: TimedCall, options: argparse.Namespace) -> None:
         print(f"  {kernel.kernel.name} ({kernel.kernel.template}): {kernel.timing}")
     if not kernels or not kernels[0].timing.is_slower:
         print("no kernel is slower than its operators in eager: the time is in calls, or in what eager does")
-        print("with the whole. See `kgen explain` for library calls, graph breaks and the bytes that the graph moves.")
+        print("with the whole. See `kgen explain <script>` for library calls, graph breaks and the bytes that the graph moves.")
         return
     _explain_kernel(kernels[0], options)
 
