@@ -23,7 +23,7 @@ from kgen.templates.problem import Input, Problem
 
 # Bytes of a load of the matrix units' operands, and the most channels of a window that were measured.
 LOAD, FEW_CHANNELS = 16, 4
-# Products that a number of a full row's tile is the sum of, at most.
+# Terms of the sums in a tile of full rows, at most.
 LONGEST_SUM = 16_384
 # The first digit of that compute capability, and bytes of such numbers.
 HOPPER, HALF = 9, 2
@@ -34,7 +34,7 @@ def of_matrices(problem: Problem) -> str | None:
     not coalesce, and no prologue that runs again for each tap of a window. Nor were tiles of full rows, which are low and
     wide, compared on sums over a vocabulary: the gradient of GPT-2's logits took 4.3 ms where 1.3 had been expected."""
     if problem.whole and problem.size("k") > LONGEST_SUM:
-        return f"no GPU has measured tiles of full rows on sums of more than {LONGEST_SUM:,} products"
+        return f"no GPU has measured tiles of full rows on sums of more than {LONGEST_SUM:,} terms"
     return _unknown_window(problem, lambda one: _is_read_once(problem, one) or _has_few_channels(problem, one))
 
 
