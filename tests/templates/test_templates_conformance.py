@@ -40,6 +40,11 @@ FUSED = {
 SOME, FEW = (9, 3), (41, 13)
 
 
+# The kit writes a program's steps as einsums, and torch makes one loop of rows and columns in the last step of these, which is a
+# sum. Their problems are in tests/templates/test_attention_spellings.py.
+NOT_DRAWN = ("_attention_backward_scores", "_attention_backward_table")
+
+
 def few_of_each() -> dict[str, list[Case]]:
     """A part of the problems that the kit has for each template, and every type."""
     return {name: list(some_problems(registry.find(name), *FEW)) for name in NAMES}
@@ -86,7 +91,7 @@ def family_of(kind: str) -> list[Template]:
 def assert_conform(family: str, problems: dict[str, list[Case]] | None, **how: Any) -> None:
     """One test for a family: what each of its templates refuses matters only to all of them."""
     # Triton's interpreter does not run Gluon
-    templates = [t for t in family_of(family) if t.language != "gluon"]
+    templates = [t for t in family_of(family) if t.language != "gluon" and not t.name.endswith(NOT_DRAWN)]
     reports = [
         check_template(t, problems=None if problems is None else problems[t.name], raises=False, **how) for t in templates
     ]
