@@ -40,8 +40,8 @@ FUSED = {
 SOME, FEW = (9, 3), (41, 13)
 
 
-# The kit writes a program's steps as einsums, and torch makes one loop of rows and columns in the last step of these, which is a
-# sum. Their problems are in tests/templates/test_attention_spellings.py.
+# The kit writes a program's steps as einsums, and torch makes one loop of rows and columns in the last step of these, which is
+# a sum. Their problems are in tests/templates/test_attention_spellings.py.
 NOT_DRAWN = ("_attention_backward_scores", "_attention_backward_table")
 
 
