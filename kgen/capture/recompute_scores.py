@@ -40,6 +40,7 @@ __all__ = ["recompute_scores"]
 
 aten = torch.ops.aten
 
+HALVES = (torch.float16, torch.bfloat16)
 # They leave each element as it is, but for its type.
 SAME = {aten.alias.default, aten.clone.default, aten._to_copy.default, aten.detach.default, aten.lift_fresh_copy.default}
 # They leave elements in their order.
@@ -379,11 +380,12 @@ class _Rewrite:
         self.graph.erase_node(node)
 
     def _as_forward_rounds(self, result: Node) -> Node:
-        """A result of which forward reads 16-bit numbers alone, as these: nothing else needs to be stored, or saved."""
-        end = result
-        while _elements(end) and len(users := [user for user in end.users if user not in self.backward]) == 1:
+        """A result in float32 of which forward reads 16-bit numbers alone, as these: nothing else needs to be stored, or saved.
+        Fewer bits, as of quantised results, would make the sum another one."""
+        end, is_wide = result, result.meta["val"].dtype is torch.float32
+        while is_wide and len(users := [user for user in end.users if user not in self.backward]) == 1:
             [end] = users
-            if end.target is aten._to_copy.default and end.meta["val"].dtype.itemsize < result.meta["val"].dtype.itemsize:
+            if end.target is aten._to_copy.default and end.meta["val"].dtype in HALVES:
                 return self._call(aten.view.default, end, list(result.meta["val"].shape))
             if end.target not in (aten.view.default, aten.reshape.default, aten._unsafe_view.default, aten.alias.default):
                 break

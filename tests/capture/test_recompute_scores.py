@@ -204,6 +204,17 @@ def test_in_bfloat16(name, split):
     assert_close(got, gradients(f, wide([*args, *more]), None), 4e-2)
 
 
+def test_row_sums_are_not_of_a_quantised_result(split):
+    """Forward's result has 8 bits, which the sum of its product with the gradient may not have."""
+
+    def f(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        return plain(q, k, v).to(torch.float8_e4m3fn).float()
+
+    got = gradients(f, QKV)
+    assert not split.sums_of_scores()
+    assert_close(got, gradients(f, wide(QKV), None), 1e-5)
+
+
 def test_forward_is_one_kernel_that_stores_the_log_sum_exp(split):
     args = [a.clone().requires_grad_() for a in QKV]
     torch._dynamo.reset()
