@@ -7,8 +7,8 @@ A module's variable and not a context's: backward graphs may be compiled in a th
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from typing import Any, Protocol
+from contextlib import AbstractContextManager, contextmanager
+from typing import Any, Generic, Protocol, TypeVar
 
 from torch.fx import GraphModule
 
@@ -33,37 +33,41 @@ class WatchCalls(Protocol):
     def __call__(self, gm: GraphModule, config: Config, compiled: Callable[..., Any], /) -> Callable[..., Any]: ...
 
 
-_current: Watch | None = None
-_current_calls: WatchCalls | None = None
+_W = TypeVar("_W")
+
+
+class _Kept(Generic[_W]):
+    """Where the watch of this process is, if it has one."""
+
+    watch: _W | None = None
+
+    @contextmanager
+    def holds(self, watch: _W) -> Iterator[None]:
+        before, self.watch = self.watch, watch
+        try:
+            yield
+        finally:
+            self.watch = before
+
+
+_GRAPHS, _CALLS = _Kept[Watch](), _Kept[WatchCalls]()
 
 
 def current() -> Watch | None:
     """The watch of this process, if it has one."""
-    return _current
+    return _GRAPHS.watch
 
 
-@contextmanager
-def watched(watch: Watch) -> Iterator[None]:
+def watched(watch: Watch) -> AbstractContextManager[None]:
     """Gives `watch` every graph that is compiled inside, in any thread."""
-    global _current  # noqa: PLW0603
-    before, _current = _current, watch
-    try:
-        yield
-    finally:
-        _current = before
+    return _GRAPHS.holds(watch)
 
 
 def current_calls() -> WatchCalls | None:
     """The watch of this process on Dynamo's graphs, if it has one."""
-    return _current_calls
+    return _CALLS.watch
 
 
-@contextmanager
-def calls_watched(watch: WatchCalls) -> Iterator[None]:
+def calls_watched(watch: WatchCalls) -> AbstractContextManager[None]:
     """Gives `watch` every graph of Dynamo's that is compiled inside, in any thread."""
-    global _current_calls  # noqa: PLW0603
-    before, _current_calls = _current_calls, watch
-    try:
-        yield
-    finally:
-        _current_calls = before
+    return _CALLS.holds(watch)
