@@ -230,10 +230,13 @@ class Builder:
     def _as_copied(self, tensor: Tensor) -> Tensor:
         """The tensor, read from the copy that was made of it for a call, if it is elements of memory in another order: the
         gradient of a bias then reads what those of the weights read, and nobody may need the original."""
-        name = self.copies.get(tensor) if _is_element(tensor.value) else None
-        if name is None or self.versions.get(name, name) != name:
-            return tensor
-        return replace(tensor, value=vs.load(name, tensor.indices, tensor.dtype))
+        name = self._copy_of(tensor) if _is_element(tensor.value) else None
+        return tensor if name is None else replace(tensor, value=vs.load(name, tensor.indices, tensor.dtype))
+
+    def _copy_of(self, tensor: Tensor) -> str | None:
+        """The buffer with a copy that nobody has written since."""
+        name = self.copies.get(tensor)
+        return name if name is not None and self.versions.get(name, name) == name else None
 
     def drop_nodes(self, mark: int) -> None:
         """Forgets the nodes from number `mark` on, and the copies that they make."""
@@ -252,8 +255,8 @@ class Builder:
         for order in itertools.permutations(range(tensor.rank)) if self.copies and tensor.rank <= MOST_ORDERED else ():
             sizes = tuple(tensor.sizes[k] for k in order)
             turned: dict[ix.Atom, Expr] = {tensor.axes[k]: v.expr() for k, v in zip(order, axes(sizes), strict=True)}
-            name = self.copies.get(replace(tensor, sizes=sizes, value=vs.substitute(tensor.value, turned)))
-            if name is not None and self.versions.get(name, name) == name:
+            name = self._copy_of(replace(tensor, sizes=sizes, value=vs.substitute(tensor.value, turned)))
+            if name is not None:
                 index = tuple(tensor.axes[k].expr() for k in order)
                 return replace(tensor, value=vs.load(name, index, tensor.dtype))
         return None

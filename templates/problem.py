@@ -290,26 +290,27 @@ class Problem:
     @cached_property
     def contraction(self) -> ir.Contraction | None:
         """The node of the first contraction, if a library call computes it alone."""
+        found = self._node
+        return found if isinstance(found, ir.Contraction) and found.vendor is not None else None
+
+    @cached_property
+    def _node(self) -> ir.Contraction | ir.Operation | None:
+        """The node of which the first main loop is the kernel's."""
         made = self.graph.provenance.get(self.mains[0].outs[0])
-        nodes = (node for node in self.graph.nodes if isinstance(node, ir.Contraction))
-        found = next((node for node in nodes if made is not None and node.out == made.source), None)
-        return found if found is not None and found.vendor is not None else None
+        nodes = (node for node in self.graph.nodes if ir.is_template_node(node))
+        return next((node for node in nodes if made is not None and made.source in ir.outs(node)), None)
 
     @cached_property
     def has_library_call(self) -> bool:
         """Whether the library has one call for all that the main loop of an operator or a program computes."""
-        made = self.graph.provenance.get(self.mains[0].outs[0])
-        nodes = (node for node in self.graph.nodes if isinstance(node, ir.Operation) and node.vendor is not None)
-        return made is not None and any(made.source in ir.outs(node) for node in nodes)
+        return isinstance(self._node, ir.Operation) and self._node.vendor is not None
 
     @cached_property
     def narrows(self) -> bool:
         """Whether the contractions of which a program takes the place multiply wider numbers than its own do: of 16-bit numbers
         that were widened before. Separate kernels then have neither the matrix units nor half of the bytes."""
-        made = self.graph.provenance.get(self.mains[0].outs[0])
-        nodes = (node for node in self.graph.nodes if isinstance(node, ir.Operation))
-        found = next((node for node in nodes if made is not None and made.source in ir.outs(node)), None)
-        kinds = [one.operands for one in found.replaces if ir.is_contraction(one)] if found is not None else []
+        replaced = self._node.replaces if isinstance(self._node, ir.Operation) else ()
+        kinds = [one.operands for one in replaced if ir.is_contraction(one)]
         return any(kind is not None and kind.itemsize > self.main_dtype.itemsize for kind in kinds)
 
     @property

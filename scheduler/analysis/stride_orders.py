@@ -11,24 +11,17 @@ Orders of images are left as they are: `kgen/capture/layouts.py` has chosen them
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from kgen.ir import index as ix
 from kgen.ir import nodes as ir
 from kgen.ir import values as vs
 from kgen.ir.index import Var
 from kgen.ir.sizes import Sizes
+from kgen.scheduler.analysis.items import Access
 
 # Rounds in which a choice travels along chains of tensors that depend on each other.
 ROUNDS = 8
-
-
-@dataclass(frozen=True, slots=True)
-class _Access:
-    """A node's read or write of a buffer, and the loops that it goes over."""
-
-    name: str
-    index: vs.Index
 
 
 def choose_orders(graph: ir.Graph) -> None:
@@ -36,8 +29,8 @@ def choose_orders(graph: ir.Graph) -> None:
     flexible = {name for name, buffer in graph.buffers.items() if buffer.strides is None and _is_permuted(buffer)}
     if not flexible:
         return
-    nodes = [one for one in map(_Node, graph.nodes) if not flexible.isdisjoint(a.name for a in one.accesses)]
-    touching = {name: [one for one in nodes if any(a.name == name for a in one.accesses)] for name in flexible}
+    nodes = [one for one in map(_Node, graph.nodes) if not flexible.isdisjoint(a.buffer for a in one.accesses)]
+    touching = {name: [one for one in nodes if any(a.buffer == name for a in one.accesses)] for name in flexible}
     names = [name for name in graph.buffers if name in flexible]  # in program order
     for _ in range(ROUNDS):
         if not [name for name in names if _reordered(graph, name, touching[name])]:
@@ -61,24 +54,24 @@ class _Node:
 
     def bytes_in_step(self, graph: ir.Graph, name: str, sizes: Sizes) -> int:
         """Of the other tensors, or of its own where rows are reduced, what goes along the same loop as `name`."""
-        own = {loop for a in self.accesses if a.name == name and (loop := _innermost(graph, a)) is not None}
-        others = {a.name for a in self.accesses if a.name != name and _innermost(graph, a) in own}
+        own = {loop for a in self.accesses if a.buffer == name and (loop := _innermost(graph, a)) is not None}
+        others = {a.buffer for a in self.accesses if a.buffer != name and _innermost(graph, a) in own}
         found = sum(sizes.bytes(graph.buffers[other]) for other in others)
         return found + (sizes.bytes(graph.buffers[name]) if self.row in own else 0)
 
 
-def _accesses(node: ir.Node) -> Iterator[_Access]:
+def _accesses(node: ir.Node) -> Iterator[Access]:
     if isinstance(node, ir.Pointwise):
-        yield _Access(node.out, tuple(v.expr() for v in node.vars))
+        yield Access(node.out, tuple(v.expr() for v in node.vars))
     elif ir.is_contraction(node):
-        yield _Access(node.out, tuple(v.expr() for v in node.out_vars))
+        yield Access(node.out, tuple(v.expr() for v in node.out_vars))
     for load in vs.loads(ir.roots(node)):
-        yield _Access(load.attr[0], load.attr[1])
+        yield Access(load.attr[0], load.attr[1])
 
 
-def _innermost(graph: ir.Graph, access: _Access) -> Var | None:
+def _innermost(graph: ir.Graph, access: Access) -> Var | None:
     """The loop along which an access goes from one element to the next one in memory."""
-    linear = ix.linearize(access.index, ir.dense_strides(graph.buffers[access.name]))
+    linear = ix.linearize(access.index, ir.dense_strides(graph.buffers[access.buffer]))
     loops = [a for a in ix.free_atoms(linear) if isinstance(a, Var)]
     return next((v for v in loops if ix.stride_of(linear, v) == 1), None)
 

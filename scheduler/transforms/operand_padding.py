@@ -260,25 +260,21 @@ def _source(value: Value, graph: ir.Graph) -> str | None:
     name = _buffer(value, graph)
     if name is None:
         return None
-    pairs = [(e.atom(), size) for e, size in zip(value.attr[1], graph.buffers[name].sizes, strict=True) if size != 1]
-    whole = all(isinstance(v, ix.Var) and v.extent == size for v, size in pairs)
-    if whole and len({v for v, _ in pairs}) == len(pairs):
-        return name
     return name if _visits_each_once(value.attr[1], graph.buffers[name].sizes) else None
 
 
 def _visits_each_once(index: vs.Index, sizes: Sequence[ix.Expr]) -> bool:
-    """Whether loops go through all elements of sizes that are known, such as one loop through two dimensions."""
+    """Whether loops go through all elements, in whatever order, such as one loop through two dimensions."""
     linear = ix.linearize(index, ix.contiguous_strides(sizes))
-    loops = [atom for atom in ix.free_atoms(linear) if isinstance(atom, ix.Var)]
-    steps = [(ix.stride_of(linear, v), v.extent.as_int()) for v in loops]
-    known = sorted((step.as_int() or 0, extent) for step, extent in steps if step is not None and extent is not None)
-    position = 1
-    for step, extent in known:
-        if step != position:
+    left = {v: ix.stride_of(linear, v) for v in ix.free_atoms(linear) if isinstance(v, ix.Var) and v.extent != 1}
+    points = ix.ONE
+    while left:  # the loop whose steps are as long as all that the others have gone through
+        loop = next((v for v, step in left.items() if step is points), None)
+        if loop is None:
             return False
-        position *= extent
-    return len(known) == len(loops) and ix.product(sizes) == position
+        points *= loop.extent
+        del left[loop]
+    return points is ix.product(sizes)
 
 
 def _buffer(value: Value, graph: ir.Graph) -> str | None:

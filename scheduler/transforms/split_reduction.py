@@ -86,9 +86,10 @@ def _loops_to_cut(loops: tuple[Var, ...], wanted: int, sizes: Sizes) -> Iterator
     if loop is not None:
         yield (), loop
     whole: list[Var] = []
+    shares_each = 2 if loop is None else 1
     for v, after in itertools.pairwise(loops):
         count = sizes.points((*whole, v))
-        if v.extent.as_int() is None or after.extent.as_int() is None or (2 - (loop is not None)) * count > wanted:
+        if v.extent.as_int() is None or after.extent.as_int() is None or shares_each * count > wanted:
             break
         whole.append(v)
     rest = loops[len(whole) :]

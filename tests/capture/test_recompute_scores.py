@@ -205,7 +205,7 @@ def test_in_bfloat16(name, split):
 
 
 def test_row_sums_are_not_of_a_quantised_result(split):
-    """Forward's result has 8 bits, which the sum of its product with the gradient may not have."""
+    """Forward's result has 8 bits. The sum of it times the gradient is of what it was before."""
 
     def f(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         return plain(q, k, v).to(torch.float8_e4m3fn).float()
