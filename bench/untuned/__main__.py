@@ -2,6 +2,10 @@
 
 python -m bench.untuned --json out.json --seconds 0.4
 python -m bench.untuned --only attention resnet50 --contenders eager inductor kgen
+python -m bench.untuned --blocks --jobs 8 --kernels 6
+
+With `--jobs`, each row has a process and caches of its own: several are compiled at a time, and timed one after the other.
+`--kernels` says where the time goes. Errors are those of kgen and eager against the same block in float64.
 """
 
 from __future__ import annotations
@@ -9,24 +13,35 @@ from __future__ import annotations
 import argparse
 import contextlib
 import json
+import os
 import statistics
+import subprocess
+import sys
+import tempfile
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from fcntl import LOCK_EX, flock
+from multiprocessing.pool import ThreadPool
 from pathlib import Path
 from typing import Any
 
 import torch
 from rich.console import Console
 from rich.table import Table
+from torch import Tensor
 
-from bench.gpu_timing import seconds
+from bench.gpu_timing import relative_error, seconds
 from bench.measure import geomean, synchronize
 from bench.measurements import write
+from bench.untuned import language, patterns, science, vision
+from bench.untuned.block import Block
 from bench.untuned.cpu_models import CPU_MODELS
 from bench.untuned.models import GPU_MODELS
-from bench.untuned.patterns import BLOCKS, Block
 
+ROOT = Path(__file__).parents[2]
+BLOCKS = (*patterns.BLOCKS, *language.BLOCKS, *vision.BLOCKS, *science.BLOCKS)
 Call = Callable[[], Any]
+Row = dict[str, Any]
 PEERS = ("eager", "inductor", "max-autotune")
 COMPILE: dict[str, Callable[[Any], Any]] = {
     "eager": lambda fn: fn,
@@ -36,15 +51,26 @@ COMPILE: dict[str, Callable[[Any], Any]] = {
 }
 
 
+# ---- one row --------------------------------------------------------------------------------------------------------------
+
+
 def block_call(block: Block, contender: str, device: str, dtype: torch.dtype) -> Call:
+    """The compiled block on its inputs; of a training block its result and the gradients of all floating inputs."""
     generator = torch.Generator(device).manual_seed(0)
-    args = block.inputs(lambda *shape: torch.randn(shape, generator=generator, device=device).to(dtype))
+    made = block.inputs(lambda *shape: torch.randn(shape, generator=generator, device=device).to(torch.bfloat16))
+    args = [a.to(dtype) if a.is_floating_point() else a for a in made]
     fn = COMPILE[contender](block.fn)
     if not block.training:
         return lambda: fn(*args)
-    args = [a.detach().requires_grad_() for a in args]
-    seed = torch.randn_like(block.fn(*args))
-    return lambda: torch.autograd.grad(fn(*args), args, seed)
+    args = [a.detach().requires_grad_() if a.is_floating_point() else a for a in args]
+    wanted = [a for a in args if a.requires_grad]
+    seed = torch.ones_like(block.fn(*args).detach())
+
+    def step() -> list[Tensor]:
+        out = fn(*args)
+        return [out.detach(), *(g for g in torch.autograd.grad(out, wanted, seed, allow_unused=True) if g is not None)]
+
+    return step
 
 
 def models(device: str) -> dict[str, Callable[[], Any]]:
@@ -70,32 +96,55 @@ def timed(call: Call, device: str, repeats: int) -> float:
     return seconds(several, device == "cuda") / repeats
 
 
-def measure(name: str, calls: dict[str, Callable[[], Call]], options: argparse.Namespace) -> dict[str, Any]:
+def measure(name: str, options: argparse.Namespace) -> Row:
     torch._dynamo.reset()
-    row: dict[str, Any] = {"name": name, "compile_s": {}, "failed": {}, "seconds": {}}
+    block = next((b for b in BLOCKS if b.name == name), None)
+    dtype = torch.bfloat16 if options.device == "cuda" else torch.float32
+    row: Row = {"name": name, "compile_s": {}, "failed": {}, "seconds": {}, "error": {}, "longest": {}}
     ready: dict[str, Call] = {}
-    training = contextlib.nullcontext() if name.endswith("step") else torch.no_grad()
-    with training:
-        for contender, make in calls.items():
+    with contextlib.nullcontext() if block and block.training else torch.no_grad():
+        exact = block_call(block, "eager", options.device, torch.float64)() if block else None
+        for contender in options.contenders:
             started = time.perf_counter()
             try:
-                call = make()
-                call()
+                call = (
+                    block_call(block, contender, options.device, dtype)
+                    if block
+                    else model_call(name, contender, options.device, dtype)
+                )
+                got = call()
                 synchronize()
             except Exception as cause:
                 row["failed"][contender] = f"{type(cause).__name__}: {cause}"[:300]
                 continue
             row["compile_s"][contender] = time.perf_counter() - started
-            for _ in range(3):
-                call()
+            if exact is not None:
+                row["error"][contender] = relative_error(got, exact)
             ready[contender] = call
-        for contender, samples in _in_turns(ready, options).items():
-            row["seconds"][contender] = statistics.median(samples)
+        del exact
+        with _turn(options.lock):
+            for contender, samples in _in_turns(ready, options).items():
+                row["seconds"][contender] = statistics.median(samples)
+            if options.kernels and options.device == "cuda":
+                row["longest"] = {contender: _longest(call, options.kernels) for contender, call in ready.items()}
     return row
+
+
+@contextlib.contextmanager
+def _turn(lock: str) -> Iterator[None]:
+    """What is timed does not run beside what other processes time."""
+    if not lock:
+        yield
+        return
+    with Path(lock).open("a") as file:
+        flock(file, LOCK_EX)
+        yield
 
 
 def _in_turns(ready: dict[str, Call], options: argparse.Namespace) -> dict[str, list[float]]:
     samples: dict[str, list[float]] = {name: [] for name in ready}
+    for call in ready.values():
+        timed(call, options.device, 3)
     repeats = {name: max(1, min(30, int(0.01 / timed(call, options.device, 2)))) for name, call in ready.items()}
     names, deadline, turn = list(ready), time.perf_counter() + options.seconds * len(ready), 0
     while names and (turn < 7 or time.perf_counter() < deadline):
@@ -105,50 +154,91 @@ def _in_turns(ready: dict[str, Call], options: argparse.Namespace) -> dict[str, 
     return samples
 
 
-def ratio(row: dict[str, Any]) -> float | None:
+def _longest(call: Call, number: int, calls: int = 5) -> list[tuple[float, float, str]]:
+    """Microseconds and launches of a call, and the name, first of all kernels together, then of those with the most time."""
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as profile:
+        for _ in range(calls):
+            call()
+        torch.cuda.synchronize()
+    found = sorted(profile.key_averages(), key=lambda k: -k.self_device_time_total)
+    total, launches = sum(k.self_device_time_total for k in found), sum(k.count for k in found)
+    rows = [(total, launches, "all"), *((k.self_device_time_total, k.count, k.key[:100]) for k in found[:number])]
+    return [(round(us / calls, 1), round(count / calls, 1), name) for us, count, name in rows]
+
+
+# ---- all rows -------------------------------------------------------------------------------------------------------------
+
+
+def rows(names: Sequence[str], options: argparse.Namespace, arguments: Sequence[str]) -> Iterator[Row]:
+    if options.jobs == 1:
+        yield from (measure(name, options) for name in names)
+        return
+    with tempfile.TemporaryDirectory(prefix="kgen-untuned-") as folder, ThreadPool(options.jobs) as pool:
+        more = [*arguments, "--lock", f"{folder}/lock"]
+        yield from pool.imap_unordered(lambda k: _by_process(names[k], more, f"{folder}/{k}"), range(len(names)))
+
+
+def _by_process(name: str, arguments: Sequence[str], folder: str) -> Row:
+    caches = {"KGEN_CACHE_DIR": f"{folder}/kgen", "TORCHINDUCTOR_CACHE_DIR": f"{folder}/inductor"}
+    command = [sys.executable, "-m", "bench.untuned", *arguments, "--one", name]
+    environment = {**os.environ, **caches}
+    done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, check=False)
+    last = done.stdout.strip().rpartition("\n")[2]
+    if done.returncode == 0:
+        made: Row = json.loads(last)
+        return made | {"said": [line for line in done.stderr.splitlines() if "kgen" in line][:3]}
+    return {"name": name, "compile_s": {}, "failed": {"process": done.stderr[-600:]}, "seconds": {}, "error": {}, "longest": {}}
+
+
+def ratio(row: Row) -> float | None:
     """kgen's time over the fastest peer's; below 1 is faster."""
     peers = [row["seconds"][name] for name in PEERS if name in row["seconds"]]
     ours = row["seconds"].get("kgen")
     return ours / min(peers) if ours and peers else None
 
 
-def table(rows: Sequence[dict[str, Any]], contenders: Sequence[str]) -> Table:
-    made = Table(title="milliseconds")
-    for column in ("", *contenders, "kgen / best peer", "compile s (inductor, kgen)"):
-        made.add_column(column)
-    for row in rows:
+def table(made: Sequence[Row], contenders: Sequence[str]) -> Table:
+    found = Table(title="milliseconds")
+    for column in ("", *contenders, "kgen / best peer", "error / eager's", "compile s (inductor, kgen)"):
+        found.add_column(column)
+    for row in made:
         cells = [f"{row['seconds'][c] * 1e3:.3f}" if c in row["seconds"] else "failed" for c in contenders]
+        errors = row["error"]
+        error = f"{errors['kgen'] / max(errors['eager'], 1e-9):.2f}" if {"kgen", "eager"} <= errors.keys() else ""
         compiles = ", ".join(f"{row['compile_s'].get(c, 0):.1f}" for c in ("inductor", "kgen"))
-        found = ratio(row)
-        made.add_row(row["name"], *cells, "" if found is None else f"{found:.3f}", compiles)
-    return made
+        share = ratio(row)
+        found.add_row(row["name"], *cells, "" if share is None else f"{share:.3f}", error, compiles)
+    return found
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--device", default="cuda")
     parser.add_argument("--only", nargs="*", default=[], help="names that contain one of these")
+    parser.add_argument("--blocks", action="store_true", help="no whole models")
     parser.add_argument("--contenders", nargs="*", default=["eager", "inductor", "kgen"], choices=list(COMPILE))
     parser.add_argument("--seconds", type=float, default=0.4, help="of timing, for each contender of each row")
+    parser.add_argument("--jobs", type=int, default=1, help="rows at a time, a process for each; timed one after the other")
+    parser.add_argument("--kernels", type=int, default=0, help="the longest kernels of each contender, on a GPU")
     parser.add_argument("--json", type=Path)
+    parser.add_argument("--one", default="", help=argparse.SUPPRESS)
+    parser.add_argument("--lock", default="", help=argparse.SUPPRESS)
     options = parser.parse_args()
-    dtype = torch.bfloat16 if options.device == "cuda" else torch.float32
+    if options.one:
+        print(json.dumps(measure(options.one, options)))
+        return
     blocks = BLOCKS if options.device == "cuda" else ()  # their sizes are a GPU's
-    jobs: dict[str, Callable[[str], Call]] = {
-        block.name: lambda c, block=block: block_call(block, c, options.device, dtype) for block in blocks
-    }
-    jobs |= {name: lambda c, name=name: model_call(name, c, options.device, dtype) for name in models(options.device)}
-    rows: list[dict[str, Any]] = []
-    for name, make in jobs.items():
-        if options.only and not any(part in name for part in options.only):
-            continue
-        rows.append(measure(name, {c: lambda c=c, make=make: make(c) for c in options.contenders}, options))
-        print(json.dumps(rows[-1]), flush=True)
+    names = [b.name for b in blocks] + ([] if options.blocks else list(models(options.device)))
+    chosen = [name for name in names if not options.only or any(part in name for part in options.only)]
+    made: list[Row] = []
+    for row in rows(chosen, options, sys.argv[1:]):
+        made.append(row)
+        print(json.dumps(row), flush=True)
         if options.json:
-            write(options.json, "untuned", rows)
-    console = Console(width=150)
-    console.print(table(rows, options.contenders))
-    found = [r for row in rows if (r := ratio(row)) is not None]
+            write(options.json, "untuned", made)
+    console = Console(width=170)
+    console.print(table(made, options.contenders))
+    found = [r for row in made if (r := ratio(row)) is not None]
     if found:
         console.print(f"geomean of kgen / best peer: {geomean(found):.3f}, worst {max(found):.3f}")
 

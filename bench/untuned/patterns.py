@@ -1,29 +1,14 @@
-"""Blocks of models in plain PyTorch, with the shapes of their issue reports, bfloat16 on a GPU."""
+"""Blocks of models in plain PyTorch, with the shapes of their issue reports."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-Make = Callable[..., Tensor]
-
-
-@dataclass(frozen=True)
-class Block:
-    """A function and its arguments; a `training` one is run forward and backward."""
-
-    name: str
-    fn: Callable[..., Tensor]
-    inputs: Callable[[Make], Sequence[Tensor]]
-    training: bool = False
-
-
-def _image(make: Make, *shape: int) -> Tensor:
-    return make(*shape).to(memory_format=torch.channels_last)
+from bench.untuned.block import Block, Make, image
 
 
 def attention(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
@@ -93,22 +78,22 @@ BLOCKS: tuple[Block, ...] = (
     Block(
         "convnext block 32x96x56x56",
         convnext,
-        lambda m: [_image(m, 32, 96, 56, 56), m(96, 1, 7, 7), m(96), m(2, 96), m(384, 96), m(384), m(96, 384), m(96)],
+        lambda m: [image(m, 32, 96, 56, 56), m(96, 1, 7, 7), m(96), m(2, 96), m(384, 96), m(384), m(96, 384), m(96)],
     ),
     Block(
         "relu(bn(conv3x3)) 32x256x56x56",
         conv_bn_relu,
-        lambda m: [_image(m, 32, 256, 56, 56), _image(m, 256, 256, 3, 3) * 0.02, *(m(256) for _ in range(4))],
+        lambda m: [image(m, 32, 256, 56, 56), image(m, 256, 256, 3, 3) * 0.02, *(m(256) for _ in range(4))],
     ),
     Block("stem 7x7 64x3x224x224", lambda x, w: F.relu(F.conv2d(x, w, stride=2, padding=3)),
-          lambda m: [_image(m, 64, 3, 224, 224), _image(m, 64, 3, 7, 7)]),
+          lambda m: [image(m, 64, 3, 224, 224), image(m, 64, 3, 7, 7)]),
     Block("relu(conv1x1 + r) 32x256x56x56", lambda x, w, r: F.relu(F.conv2d(x, w) + r),
-          lambda m: [_image(m, 32, 256, 56, 56), _image(m, 256, 256, 1, 1) * 0.1, _image(m, 32, 256, 56, 56)]),
+          lambda m: [image(m, 32, 256, 56, 56), image(m, 256, 256, 1, 1) * 0.1, image(m, 32, 256, 56, 56)]),
     Block(
         "bottleneck 16x256x56x56 step",
         bottleneck,
-        lambda m: [_image(m, 16, 256, 56, 56), _image(m, 64, 256, 1, 1) * 0.1, _image(m, 64, 64, 3, 3) * 0.05,
-                   _image(m, 256, 64, 1, 1) * 0.1, *(m(n) for n in (64, 64, 64, 64, 256, 256))],
+        lambda m: [image(m, 16, 256, 56, 56), image(m, 64, 256, 1, 1) * 0.1, image(m, 64, 64, 3, 3) * 0.05,
+                   image(m, 256, 64, 1, 1) * 0.1, *(m(n) for n in (64, 64, 64, 64, 256, 256))],
         training=True,
     ),
     Block("linear-relu-linear 512x1024x4096", linear_relu_linear, _lrl(512, 1024, 4096)),
@@ -121,6 +106,6 @@ BLOCKS: tuple[Block, ...] = (
     Block(
         "cat + group_norm + silu",
         cat_group_norm,
-        lambda m: [_image(m, 16, 320, 64, 64), _image(m, 16, 320, 64, 64), m(640), m(640)],
+        lambda m: [image(m, 16, 320, 64, 64), image(m, 16, 320, 64, 64), m(640), m(640)],
     ),
 )  # fmt: skip
