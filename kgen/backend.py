@@ -263,7 +263,7 @@ def kgen_backend(
         config = replace(config, debug=torch_adapter.debug_folder())
     if config.template_packages:
         registry.load_packages()
-    cpp.prepare()
+    cpp.prepare(on_cpu=not any(isinstance(x, torch.Tensor) and x.is_cuda for x in example_inputs))
     with _without_collections():
         passes, watching = _Passes(config), watch.current_calls()
         given = GraphModule(gm, copied_graph(gm)) if watching is not None else gm

@@ -34,8 +34,8 @@ from kgen.counters import counters
 from kgen.errors import CacheNotWritable, UnhashableKey
 
 __all__ = [
-    "Entry", "cache_dir", "clear", "drop", "find", "get", "list_entries", "lock", "path", "put", "put_file", "scratch",
-    "stable_hash", "stats",
+    "Entry", "adopt", "cache_dir", "clear", "drop", "find", "get", "list_entries", "lock", "path", "put", "put_file", "scratch",
+    "share", "stable_hash", "stats",
 ]  # fmt: skip
 
 _VERSION = "v1"
@@ -170,6 +170,44 @@ def put_file(kind: str, key: str, suffix: str, source: Path) -> Path:
     place = path(kind, key, suffix)
     _write(place, source.read_bytes(), mode=source.stat().st_mode & 0o777)
     return place
+
+
+def adopt(kind: str, key: str, suffix: str = "") -> bool:
+    """Whether the folder in use has got an entry from the folder that the user has by default. For what a machine needs once,
+    whatever the program: another folder is no reason to build it again."""
+    source = _default_place(kind, key, suffix)
+    return source is not None and _copied(source, path(kind, key, suffix))
+
+
+def share(kind: str, key: str, suffix: str = "") -> None:
+    """Puts an entry into the folder that the user has by default too, for `adopt`. Where that cannot be written, nothing."""
+    place = _default_place(kind, key, suffix)
+    if place is not None:
+        _copied(_place(kind, key, suffix), place)
+
+
+def _default_place(kind: str, key: str, suffix: str) -> Path | None:
+    """None where that folder is the one in use."""
+    root = config.default_cache_path() / _VERSION
+    return None if root == _root() else root / kind / f"{key}{suffix}"
+
+
+def _copied(source: Path, place: Path) -> bool:
+    """Whether `place` is there, with a copy of the file or folder `source` if that is."""
+    if not source.exists() or place.exists():
+        return place.exists()
+    try:
+        place.parent.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryDirectory(dir=place.parent, prefix=".writing-") as scratch:
+            made = Path(scratch) / place.name
+            if source.is_dir():
+                shutil.copytree(source, made)
+            else:
+                shutil.copy2(source, made)
+            made.replace(place)
+    except OSError:  # not writable, or another process was faster
+        return place.exists()
+    return True
 
 
 def drop(place: Path) -> None:

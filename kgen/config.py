@@ -186,7 +186,7 @@ class Config:
     @property
     def cache_path(self) -> Path:
         """The cache folder: `cache_dir`, else the place that the XDG convention names."""
-        return Path(self.cache_dir) if self.cache_dir else _user_cache() / "kgen"
+        return Path(self.cache_dir) if self.cache_dir else default_cache_path()
 
 
 # The fields that change what is generated. Everything else may differ between two processes that share a cache.
@@ -269,6 +269,11 @@ _SWITCH = {"1": True, "true": True, "on": True, "0": False, "false": False, "off
 def _from_text(field: str, text: str) -> Any:
     """The value of an environment variable; a wrong one stays text, which the check refuses."""
     return _SWITCH.get(text.lower(), text) if _FIELDS[field].type == "bool" else text
+
+
+def default_cache_path() -> Path:
+    """Where the caches are if nobody says where."""
+    return _user_cache() / "kgen"
 
 
 def _user_cache() -> Path:

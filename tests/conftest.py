@@ -55,7 +55,8 @@ def _share_cache_folder(config: pytest.Config) -> None:
     if "KGEN_CACHE_DIR" in os.environ:
         return
     folder = tempfile.mkdtemp(prefix="kgen-tests-")
-    os.environ["KGEN_CACHE_DIR"] = folder
+    os.environ["KGEN_CACHE_DIR"] = f"{folder}/session"
+    os.environ["XDG_CACHE_HOME"] = folder  # what a machine needs once is built once, also for tests with folders of their own
     config.add_cleanup(lambda: shutil.rmtree(folder, ignore_errors=True))
 
 

@@ -109,6 +109,38 @@ def test_files_are_checked_once(tmp_path):
     assert cache.find("cpp", "k", ".so") is None
 
 
+def test_another_folder_gets_what_the_default_one_has(monkeypatch, tmp_path, folder):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "user"))
+    (tmp_path / "source").write_bytes(b"a library")
+    made = cache.put_file("runtime", "k", ".so", tmp_path / "source")
+    header = cache.path("header", "h")
+    header.mkdir()
+    (header / "kernel.h").write_text("text")
+    cache.share("runtime", "k", ".so")
+    cache.share("header", "h")
+    cache.share("runtime", "absent")
+    monkeypatch.setenv("KGEN_CACHE_DIR", str(tmp_path / "other"))
+    assert cache.find("runtime", "k", ".so") is None
+    assert cache.adopt("runtime", "k", ".so")
+    assert cache.adopt("header", "h")
+    assert not cache.adopt("runtime", "absent")
+    found = cache.find("runtime", "k", ".so")
+    assert found != made
+    assert found.read_bytes().startswith(b"a library")
+    assert (cache.path("header", "h") / "kernel.h").read_text() == "text"
+    found.write_bytes(b"damaged")  # a copy: the default folder's stays as it is
+    assert (tmp_path / "user" / "kgen" / "v1" / "runtime" / "k.so").read_bytes().startswith(b"a library")
+
+
+def test_a_default_folder_that_cannot_be_written_is_no_error(monkeypatch, tmp_path):
+    (tmp_path / "user").write_text("a file where a folder should be")
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "user"))
+    (tmp_path / "source").write_bytes(b"a library")
+    cache.put_file("runtime", "k", ".so", tmp_path / "source")
+    cache.share("runtime", "k", ".so")
+    assert not cache.adopt("runtime", "other", ".so")
+
+
 def test_listing_stats_and_clear(tmp_path):
     cache.put("graph", "a", b"x" * 10)
     cache.put("graph", "b", b"y" * 20)

@@ -259,7 +259,12 @@ def precompiled_header(header: Path, flags: Sequence[str]) -> Path | None:
     with cache.lock("header", key):
         if not _header_complete(place, header.name):
             cache.drop(place)
-            _make_header(header, flags, place)
+            shared = header.is_relative_to(_templates())  # the same for every program
+            if not (shared and cache.adopt("header", key) and _header_complete(place, header.name)):
+                cache.drop(place)
+                _make_header(header, flags, place)
+                if shared:
+                    cache.share("header", key)
     if not _header_complete(place, header.name):
         return None
     _headers[key] = made
@@ -305,9 +310,10 @@ def _use_header(header: Path) -> list[str]:
 # ---- what is built once per machine ---------------------------------------------------------------------------------
 
 
-def prepare() -> None:
-    """Start building what every graph needs (runtime, header, math) in the background: capture takes longer than that."""
-    for job in (runtime_library, _default_header, math_library):
+def prepare(on_cpu: bool = True) -> None:
+    """Start building what every graph needs in the background, before capture: the runtime, and for kernels on the CPU header
+    and math, for those on a GPU the launcher."""
+    for job in (runtime_library, *((_default_header, math_library) if on_cpu else (launcher_library,))):
         run = functools.partial(contextvars.copy_context().run, _quietly, job)
         threading.Thread(target=run, daemon=True, name="kgen-prepare").start()
 
@@ -389,7 +395,13 @@ def _once_per_machine(name: str, source: Path, flags: tuple[str, ...], link: tup
             raise RuntimeBuildFailed(how=failure.how, output=_head(failure.output), command=failure.command) from None
         return made
 
-    return cache.find("runtime", key, ".so") or _once("runtime", key, ".so", make)
+    found = cache.find("runtime", key, ".so")
+    if found is None and cache.adopt("runtime", key, ".so"):
+        found = cache.find("runtime", key, ".so")  # None where it is damaged
+    if found is None:
+        found = _once("runtime", key, ".so", make)
+        cache.share("runtime", key, ".so")
+    return found
 
 
 def _runtime_flags() -> tuple[str, ...]:

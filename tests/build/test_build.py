@@ -271,6 +271,7 @@ def test_runtime_is_loaded_once():
 
 
 def test_runtime_failure_says_what_to_do(empty_cache, monkeypatch, tmp_path):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "user"))  # which has no runtime either
     real = " ".join(toolchain.compiler().command)
     macros = subprocess.run(
         [*real.split(), "-dM", "-E", "-x", "c++", os.devnull], capture_output=True, text=True, check=True
@@ -280,6 +281,17 @@ def test_runtime_failure_says_what_to_do(empty_cache, monkeypatch, tmp_path):
     monkeypatch.setenv("KGEN_CXX", fake_compiler(tmp_path, script))
     with pytest.raises(RuntimeBuildFailed, match=r"exit 4[\s\S]*Python.h: No such file[\s\S]*Python headers"):
         cpp.runtime_library()
+
+
+def test_another_folder_compiles_nothing_again(empty_cache, monkeypatch, tmp_path):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "user"))
+    source = Path(cpp.__file__).parents[1] / "host" / "launch.cpp"
+    parts = ("kgen_launch", source, ("-O2", "-std=c++20", "-fPIC"), ("-ldl",))
+    first = cpp._once_per_machine(*parts)
+    counters.reset("cpp.")
+    monkeypatch.setenv("KGEN_CACHE_DIR", str(tmp_path / "other"))
+    assert cpp._once_per_machine(*parts).read_bytes() == first.read_bytes()
+    assert counters["cpp.runtimes"] == 0
 
 
 def test_a_second_process_compiles_nothing():
