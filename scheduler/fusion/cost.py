@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from kgen.ir import index as ix
 from kgen.ir import nodes as ir
@@ -11,7 +11,7 @@ from kgen.ir.plan import MAX_PERSISTENT
 from kgen.ir.sizes import Sizes
 from kgen.scheduler.analysis.items import Item, Members
 from kgen.scheduler.analysis.loop_alignment import Space
-from kgen.scheduler.tiling.loops import GROUPS
+from kgen.scheduler.tiling.loops import GROUPS, unflattened_loops
 from kgen.verdict import Reason
 
 # Outer points that a kernel of independent points keeps at least: lanes and threads both live on them.
@@ -63,79 +63,100 @@ def unprofitable(graph: ir.Graph, sizes: Sizes, a: Members, b: Members, space: S
         return Reason.TOO_LARGE
     joined = sorted(a.items + b.items, key=lambda i: i.position) if inner else []
     if inner and _revisits(joined):
-        length = sizes.points(inner)
-        together = _rows_walked_together(graph, sizes, joined, space, limits.lanes)
-        if length * together > limits.long_row and sizes.points(outer) // together < limits.min_rows:
-            return Reason.PARALLELISM
-        run = _short_run(graph, sizes, joined, space, limits.min_run)
-        few = length >= LONG_WALK and _line_programs(sizes, space, run) < limits.min_programs
-        if run and (length > limits.max_row or few):
-            return Reason.LAYOUT_CONFLICT
-        if _column_bytes(graph, sizes, joined, space) > COLUMN_BYTES:
-            return Reason.COLUMNS
+        reason = _repeated_walk(_Walk.of(graph, joined, space), sizes, limits)
+        if reason is not None:
+            return reason
     few = not outer or (sizes.points(outer) < MIN_POINTS and sizes.points(inner) > MIN_POINTS)
     if inner and few and not _ordered(a, b):
         return Reason.PARALLELISM  # as two kernels all points are independent
     return None
 
 
-def _rows_walked_together(graph: ir.Graph, sizes: Sizes, items: list[Item], space: Space, lanes: int) -> int:
+@dataclass(frozen=True)
+class _Touch:
+    """An access: its element size in bytes, its offset, and whether it reads."""
+
+    itemsize: int
+    offset: Expr
+    reads: bool
+
+
+@dataclass(frozen=True)
+class _Walk:
+    """The loops of a merged kernel and what it touches, where strides are known. Loops that stand for several dimensions at once
+    are taken apart."""
+
+    outer: tuple[Var, ...]
+    inner: tuple[Var, ...]
+    touches: tuple[_Touch, ...]
+
+    @staticmethod
+    def of(graph: ir.Graph, items: list[Item], space: Space) -> _Walk:
+        touches: list[_Touch] = []
+        for item in items:
+            accesses = [*((r.buffer, r.index, True) for r in item.reads), *((out, item.store, False) for out in item.outs)]
+            for name, index, read in accesses:
+                buffer = graph.buffers[name]
+                if buffer.strides is not None and len(index) == len(buffer.strides):
+                    touches.append(_Touch(buffer.dtype.itemsize, ix.linearize(index, buffer.strides), read))
+        outer, inner, mapping = unflattened_loops(space.outer, space.inner, [t.offset for t in touches])
+        if mapping:
+            touches = [replace(t, offset=ix.substitute(t.offset, mapping)) for t in touches]
+        return _Walk(outer, inner, tuple(touches))
+
+
+def _repeated_walk(walk: _Walk, sizes: Sizes, limits: Limits) -> Reason | None:
+    """Why rows should not be walked again once their reduction is known."""
+    length, rows = sizes.points(walk.inner), sizes.points(walk.outer)
+    together = _rows_walked_together(walk, sizes, limits.lanes)
+    if length * together > limits.long_row and rows // together < limits.min_rows:
+        return Reason.PARALLELISM
+    run = _short_run(walk, sizes, limits.min_run)
+    few = length >= LONG_WALK and _line_programs(sizes, walk, run) < limits.min_programs
+    if run and (length > limits.max_row or few):
+        return Reason.LAYOUT_CONFLICT
+    return Reason.COLUMNS if _column_bytes(walk, sizes) > COLUMN_BYTES else None
+
+
+def _rows_walked_together(walk: _Walk, sizes: Sizes, lanes: int) -> int:
     """Of rows that are neighbours in memory, such as channels, those that one program walks side by side."""
     together = 1
-    for read in (read for item in items for read in item.reads):
-        buffer = graph.buffers[read.buffer]
-        if buffer.strides is None or len(read.index) != len(buffer.strides):
-            continue
-        offset = ix.linearize(read.index, buffer.strides)
-        across = any(_stride(offset, v, sizes) for v in space.inner)
-        beside = [sizes.of(v.extent) for v in space.outer if _stride(offset, v, sizes) == 1]
-        if across and beside and not any(_stride(offset, v, sizes) == 1 for v in space.inner):
+    for offset in (t.offset for t in walk.touches if t.reads):
+        across = any(_stride(offset, v, sizes) for v in walk.inner)
+        beside = [sizes.of(v.extent) for v in walk.outer if _stride(offset, v, sizes) == 1]
+        if across and beside and not any(_stride(offset, v, sizes) == 1 for v in walk.inner):
             together = max(together, min(beside[0], lanes))
     return together
 
 
-def _column_bytes(graph: ir.Graph, sizes: Sizes, items: list[Item], space: Space) -> int:
+def _column_bytes(walk: _Walk, sizes: Sizes) -> int:
     """What the inner loops walk over for one vector of outer points, where their rows lie far apart; 0 where they do not."""
     most = 0
-    for item in items:
-        for name, index in _accesses(item):
-            buffer = graph.buffers[name]
-            if buffer.strides is None or len(index) != len(buffer.strides):
-                continue
-            offset = ix.linearize(index, buffer.strides)
-            steps = [_stride(offset, v, sizes) for v in space.inner]
-            if any(0 < step * buffer.dtype.itemsize < 2 * COLUMNS * 4 for step in steps):
-                return 0
-            if any(steps) and any(_stride(offset, v, sizes) == 1 for v in space.outer):
-                most = max(most, buffer.dtype.itemsize)
-    return most * COLUMNS * sizes.points(space.inner)
+    for touch in walk.touches:
+        steps = [_stride(touch.offset, v, sizes) for v in walk.inner]
+        if any(0 < step * touch.itemsize < 2 * COLUMNS * 4 for step in steps):
+            return 0
+        if any(steps) and any(_stride(touch.offset, v, sizes) == 1 for v in walk.outer):
+            most = max(most, touch.itemsize)
+    return most * COLUMNS * sizes.points(walk.inner)
 
 
-def _short_run(graph: ir.Graph, sizes: Sizes, items: list[Item], space: Space, least: int) -> int:
+def _short_run(walk: _Walk, sizes: Sizes, least: int) -> int:
     """The neighbours along the inner loops of some access that has few, and an outer loop goes on where they end; 0 of others.
     One that some inner loop repeats, as that of a channel's weight at each pixel, is a small one, and does not count."""
-    for name, index in (access for item in items for access in _accesses(item)):
-        buffer = graph.buffers[name]
-        if buffer.strides is None or len(index) != len(buffer.strides):
+    for offset in (t.offset for t in walk.touches):
+        if any(v.extent != 1 and v not in ix.free_atoms(offset) for v in walk.inner):
             continue
-        offset = ix.linearize(index, buffer.strides)
-        if any(v.extent != 1 and v not in ix.free_atoms(offset) for v in space.inner):
-            continue
-        runs = [sizes.of(v.extent) for v in space.inner if _stride(offset, v, sizes) == 1]
-        if runs and runs[0] < least and any(_stride(offset, v, sizes) == runs[0] for v in space.outer):
+        runs = [sizes.of(v.extent) for v in walk.inner if _stride(offset, v, sizes) == 1]
+        if runs and runs[0] < least and any(_stride(offset, v, sizes) == runs[0] for v in walk.outer):
             return runs[0]
     return 0
 
 
-def _accesses(item: Item) -> list[tuple[str, tuple[Expr, ...]]]:
-    """What the item reads and stores, with the index of each."""
-    return [*((read.buffer, read.index) for read in item.reads), *((out, item.store) for out in item.outs)]
-
-
-def _line_programs(sizes: Sizes, space: Space, run: int) -> float:
+def _line_programs(sizes: Sizes, walk: _Walk, run: int) -> float:
     """Programs that walk as many neighbouring rows together as share a cache line. Where runs cannot be joined, each program
     has a row in its registers, and their number does not matter."""
-    return sizes.points(space.outer) * run // COLUMNS if run in GROUPS else float("inf")
+    return sizes.points(walk.outer) * run // COLUMNS if run in GROUPS else float("inf")
 
 
 def _stride(offset: Expr, v: Var, sizes: Sizes) -> int:

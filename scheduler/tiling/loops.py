@@ -303,15 +303,21 @@ def unflattened(kernel: Kernel) -> Kernel:
     if any(s.kind == "scan" for s in kernel.statements):
         return kernel
     for _ in range(MAX_TURNS):
-        mapping: dict[Atom, Expr] = {}
-        exprs = _all_exprs(kernel)
-        outer = [part for v in kernel.outer for part in _parts(v, exprs, mapping)]
-        inner = [part for v in kernel.inner for part in _parts(v, exprs, mapping)]
+        outer, inner, mapping = unflattened_loops(kernel.outer, kernel.inner, _all_exprs(kernel))
         if not mapping:
             break
         statements = tuple(s.substituted(mapping) for s in kernel.statements)
-        kernel = replace(kernel, outer=tuple(outer), inner=tuple(inner), statements=statements)
+        kernel = replace(kernel, outer=outer, inner=inner, statements=statements)
     return kernel
+
+
+def unflattened_loops(
+    outer: tuple[Var, ...], inner: tuple[Var, ...], exprs: list[Expr]
+) -> tuple[tuple[Var, ...], tuple[Var, ...], dict[Atom, Expr]]:
+    """One step of `unflattened`: the loops, and what each that was split is in terms of its parts."""
+    mapping: dict[Atom, Expr] = {}
+    apart = [tuple(part for v in loops for part in _parts(v, exprs, mapping)) for loops in (outer, inner)]
+    return apart[0], apart[1], mapping
 
 
 def _parts(v: Var, exprs: list[Expr], mapping: dict[Atom, Expr]) -> tuple[Var, ...]:

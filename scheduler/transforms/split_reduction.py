@@ -231,7 +231,7 @@ class _Split:
         weighted = vs.call("mul", self._load(partial_names[0]), filled)
         whole = vs.cast(vs.index_value(self.length), dtype)
         overall = vs.call("truediv", vs.load(total, self.row, dtype), whole)
-        apart = vs.call("square", vs.call("sub", self._load(partial_names[0]), vs.load(mean, self.row, dtype)))
+        apart = vs.call("square", vs.call("sub", self._load(partial_names[0]), vs.load(mean, s.store, dtype)))
         spread = vs.call("add", self._load(partial_names[1]), vs.call("mul", filled, apart))
         return [
             replace(s, outs=(total,), value=weighted, op="sum", section=0, stored=(False,), store=self.row),

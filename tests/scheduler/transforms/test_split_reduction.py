@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from tests.matmuls import compiled, error
@@ -33,3 +34,21 @@ def test_values() -> None:
     found, wanted = compiled(squares_and_their_columns, x, y), squares_and_their_columns(x.double(), y.double())
     for got, want in zip(found, wanted, strict=True):
         assert error(got, want) < 1e-6
+
+
+def instance_norm(x: Tensor, weight: Tensor) -> Tensor:
+    """Images and channels are one loop of the norm, neighbouring channels neighbours in memory."""
+    return F.relu(F.instance_norm(x, weight=weight[0], bias=weight[1]))
+
+
+def test_channels_of_images_are_shared_out() -> None:
+    x = torch.empty(8, 128, 128, 128).to(memory_format=torch.channels_last)
+    partial, joined, last = planned(instance_norm, x, torch.empty(2, 128)).kernels
+    assert joined.inner == (partial.outer[0],)
+    assert not last.inner
+
+
+@pytest.mark.interpret
+def test_values_of_channels_of_images() -> None:
+    x, weight = torch.randn(2, 32, 64, 64).to(memory_format=torch.channels_last), torch.randn(2, 32)
+    assert error(compiled(instance_norm, x, weight), instance_norm(x.double(), weight.double())) < 1e-6
