@@ -2,7 +2,8 @@
 
 Resampling and padding arrive from torch's decompositions as ``x[floor(arange(n) * scale).long()]``: index tensors that read
 no memory. An index that depends on one loop variable of known extent is tabulated and fitted, so that a doubling becomes
-``i // 2`` and a clamped neighbour ``min(i + 1, n - 1)`` instead of an unknown address with a bounds check.
+``i // 2``, a clamped neighbour ``min(i + 1, n - 1)`` and a mirrored edge ``max(i - 1, 1 - i)``, instead of an unknown address
+with a bounds check.
 """
 
 from __future__ import annotations
@@ -65,9 +66,10 @@ def tabulate(value: Value, variable: Var, count: int) -> list[int]:
 
 @functools.lru_cache(maxsize=1024)
 def fit(table: tuple[int, ...], variable: Var) -> Expr | None:
-    """An expression in `variable` with the values of `table`: linear, clamped linear, or a floor of a linear form."""
+    """An expression in `variable` with the values of `table`: linear, clamped linear, mirrored at an end or at both, beginning
+    again after the end, or a floor of a linear form."""
     i = variable.expr()
-    for candidate in (*_linear(table, i), *_floors(table, i)):
+    for candidate in (*_linear(table, i), *_mirrored(table, i), *_floors(table, i)):
         if matches(candidate, table):
             return candidate
     return None
@@ -91,6 +93,15 @@ def _linear(table: tuple[int, ...], i: Expr) -> list[Expr]:
         low, high = min(table), max(table)
         found += [line, ix.minimum(line, high), ix.maximum(line, low), ix.maximum(ix.minimum(line, high), low)]
     return found
+
+
+def _mirrored(table: tuple[int, ...], i: Expr) -> list[Expr]:
+    """``|i - p|``, turned around again at the largest value; and ``(i + p) % n``."""
+    first, high = table[0], max(table)
+    line = i - first
+    either = ix.maximum(line, -line)
+    back = 2 * high - line
+    return [either, ix.minimum(either, back), ix.minimum(i + first, 2 * high - i - first), ix.mod(i + first, high + 1)]
 
 
 def _floors(table: tuple[int, ...], i: Expr) -> list[Expr]:

@@ -158,6 +158,24 @@ def stride_along(offset: Expr, v: Var, sizes: Sizes) -> int | None:
     return None if stride is None else sizes.of(stride)
 
 
+def usual_stride(offset: Expr, v: Var, sizes: Sizes) -> int | None:
+    """`stride_along`; of an offset that is clamped, mirrored or begins again at the ends of a loop, the stride between them."""
+    exact = stride_along(offset, v, sizes)
+    if exact is not None or any(isinstance(atom, ix.Indirect) for atom in ix.free_atoms(offset)):
+        return exact
+    middle = sizes.of(v.extent) // 2
+
+    def at(k: int) -> int:
+        return int(ix.evaluate(offset, lambda atom: middle + k if atom is v else _middle_of(atom, sizes)))
+
+    first, second = at(1) - at(0), at(2) - at(1)
+    return first if first == second else None
+
+
+def _middle_of(atom: Atom, sizes: Sizes) -> int:
+    return sizes.of(atom.extent) // 2 if isinstance(atom, Var) else sizes.of(atom.expr())
+
+
 def _through_data(offset: Expr, v: Var) -> bool:
     """Whether an index that is read from data, or computed from it, depends on a loop."""
     return any(isinstance(atom, ix.Indirect) and v in atom.value.free_atoms() for atom in ix.free_atoms(offset))

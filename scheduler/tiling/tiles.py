@@ -28,6 +28,7 @@ from kgen.scheduler.tiling.loops import (
     linearized,
     ordered,
     stride_along,
+    usual_stride,
     unflattened,
 )
 
@@ -188,11 +189,11 @@ def _second_axis(kernel: Kernel, touches: list[Touch], sizes: Sizes) -> Var | No
     fast = kernel.outer[-1]
     weights: dict[Var, int] = {}
     for touch in touches:
-        stride = stride_along(touch.offset, fast, sizes)
+        stride = usual_stride(touch.offset, fast, sizes)
         if stride is not None and abs(stride) <= 1:
             continue
         for v in kernel.outer[:-1]:
-            if stride_along(touch.offset, v, sizes) == 1 and sizes.of(v.extent) >= MIN_TILE:
+            if usual_stride(touch.offset, v, sizes) == 1 and sizes.of(v.extent) >= MIN_TILE:
                 weights[v] = weights.get(v, 0) + touch.distinct
     return max(weights, key=lambda v: weights[v]) if weights else None
 
