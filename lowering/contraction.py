@@ -17,7 +17,8 @@ from kgen.ir.index import Atom, Expr, Var
 from kgen.ir.values import Value
 from kgen.lowering import fallback
 from kgen.lowering.builder import Builder
-from kgen.lowering.tensor import Tensor, at, broadcast
+from kgen.lowering.few_terms import are_cheap, are_few, combined
+from kgen.lowering.tensor import Tensor, at, broadcast, indices
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,10 +89,35 @@ def _matmul(
         kind = ops.compute_dtype(x.dtype)
         matmul = replace(matmul, scale=None if alpha == 1 else vs.const(alpha, kind), addend=added)
     plain = all(isinstance(number, int | float) for number in (alpha, beta))
+    if plain and not kwargs.keys() - {"alpha", "beta"} and x.dtype == y.dtype and x.dtype.is_floating_point:
+        written = _written_out(b, matmul)
+        if written is not None:
+            return written
     used = {name: number for name, number in kwargs.items() if number != 1 or name not in ("alpha", "beta")}
     wrap = partial(_node, b, matmul) if plain else None
     result: Tensor = fallback.extern(b, b.current, args, used, "contraction without a template", wrap)
     return result
+
+
+def _written_out(b: Builder, matmul: Matmul) -> Tensor | None:
+    """The matmul as arithmetic at each point of its result, where it adds up few products; else None."""
+    sizes, loops = tuple(v.extent for v in matmul.out_vars), (matmul.k,)
+    if not are_few(sizes, loops):
+        return None
+    term = _term(matmul)
+    if not are_cheap(loops, term):
+        term = _term(replace(matmul, lhs=b.realize(matmul.lhs), rhs=b.realize(matmul.rhs)))
+    value = combined("add", loops, term)
+    if matmul.scale is not None:
+        value = vs.call("mul", value, matmul.scale)
+    if matmul.addend is not None:
+        value = vs.call("add", value, matmul.addend)
+    made = vs.substitute(value, dict(zip(matmul.out_vars, indices(sizes), strict=True)))
+    return Tensor(sizes, matmul.lhs.dtype, matmul.lhs.device, made)
+
+
+def _term(matmul: Matmul) -> Value:
+    return vs.call("mul", at(matmul.lhs, matmul.left), at(matmul.rhs, matmul.right))
 
 
 def int_mm(b: Builder, x: Tensor, y: Tensor) -> Tensor:

@@ -83,8 +83,8 @@ class _Touch:
 
 @dataclass(frozen=True)
 class _Walk:
-    """The loops of a merged kernel and what it touches, where strides are known. Loops that stand for several dimensions at once
-    are taken apart."""
+    """The loops of a merged kernel and what it touches, where strides are known. Loops of several dimensions
+    at once are taken apart."""
 
     outer: tuple[Var, ...]
     inner: tuple[Var, ...]

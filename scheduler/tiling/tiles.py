@@ -28,8 +28,8 @@ from kgen.scheduler.tiling.loops import (
     linearized,
     ordered,
     stride_along,
-    usual_stride,
     unflattened,
+    usual_stride,
 )
 
 # A tile pays on both axes only where each is at least this long.

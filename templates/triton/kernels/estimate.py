@@ -24,7 +24,7 @@ LAUNCH, START, LATENCY = 1.4e-6, 0.35e-6, 0.85e-6
 # Additions a second of one SM, in epilogues, and what functions of the device's library cost there beyond the additions
 # that they count for elsewhere (H100, 2026-11-24, bench.regret).
 ADDITIONS = 220 * 1.7e9
-LONGER = {"erf": 45, "log1p": 80, "sigmoid": 12}
+LONGER = {"erf": 45, "log1p": 80, "sigmoid": 12, "sin": 260, "cos": 260, "tan": 280}
 # What each number that an epilogue reads counts for, in additions: it is loaded, widened, and seldom there in time (H100,
 # 2026-11-24, bench.regret: gradients of GELU, residuals of 1x1 convolutions).
 READ = 15
@@ -225,7 +225,10 @@ def _stores_vectors(problem: Problem) -> bool:
 @memoised
 def _epilogue_cost(problem: Problem) -> int:
     """Elementary operations for each result. What several statements need is computed once."""
-    roots = [root for s in problem.epilogue for root in s.roots]
+    return _operations([root for s in problem.epilogue for root in s.roots])
+
+
+def _operations(roots: list[Value]) -> int:
     return vs.total_cost(roots) + sum(LONGER.get(value.op, 0) for value in vs.topological(roots))
 
 
@@ -336,7 +339,7 @@ def _unsteadiness(problem: Problem, one: Input, config: Config) -> float:
 def _of_element(problem: Problem, one: Input) -> float:
     """Seconds of a warp for an element of an operand's tile."""
     if one.load is None:
-        return GATHERED if problem.reads_window(one) else COMPUTED * vs.total_cost([one.value])
+        return GATHERED if problem.reads_window(one) else COMPUTED * _operations([one.value])
     if _by_engine(problem, one):
         return 0.0
     width = _width(problem, one)

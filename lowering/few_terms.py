@@ -1,0 +1,45 @@
+"""Reductions of a few terms as arithmetic at each point of the result: what follows reads nothing of theirs from memory, and
+a kernel of rows has no row of two or three points."""
+
+from __future__ import annotations
+
+import functools
+import itertools
+from collections.abc import Sequence
+
+from kgen.ir import index as ix
+from kgen.ir import nodes as ir
+from kgen.ir import values as vs
+from kgen.ir.index import Atom, Expr, Var
+from kgen.ir.values import Value
+
+MOST_TERMS = 4
+# Results below which it does not matter.
+LEAST_POINTS = 1 << 14
+# Operations of all terms: each result computes so many again where several kernels read it.
+MOST_COST = 32
+
+
+def are_few(sizes: ir.Sizes, loops: Sequence[Var]) -> bool:
+    """Whether there are few terms at each of many points."""
+    counts = [v.extent.as_int() for v in loops]
+    number = ix.product(sizes).as_int()
+    if number is None or number < LEAST_POINTS or None in counts:
+        return False
+    return 2 <= (ix.product(v.extent for v in loops).as_int() or 0) <= MOST_TERMS
+
+
+def are_cheap(loops: Sequence[Var], term: Value) -> bool:
+    """Whether computing the terms again is cheaper than their sum's way through memory."""
+    return vs.total_cost([term]) * (ix.product(v.extent for v in loops).as_int() or 0) <= MOST_COST
+
+
+def combined(op: str, loops: Sequence[Var], term: Value) -> Value:
+    """The terms at all points of the loops, combined one after the other; `op` is a scalar operation of two arguments."""
+
+    def at(point: tuple[int, ...]) -> Value:
+        mapping: dict[Atom, Expr] = {v: ix.constant(k) for v, k in zip(loops, point, strict=True)}
+        return vs.substitute(term, mapping)
+
+    points = itertools.product(*(range(v.extent.as_int() or 0) for v in loops))
+    return functools.reduce(lambda a, b: vs.call(op, a, b), map(at, points))

@@ -1,0 +1,72 @@
+"""Sums of two to four terms at many points are arithmetic: neither library calls nor kernels of rows."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from kgen.ir.plan import Kernel
+from tests.matmuls import compiled, error
+from tests.scheduler.selection.test_safe_choices import planned
+
+
+def layer(x: Tensor, w: Tensor) -> Tensor:
+    return torch.sin(x @ w)
+
+
+def with_addend(x: Tensor, w: Tensor, b: Tensor) -> Tensor:
+    return torch.addmm(b, x, w, beta=0.5, alpha=2.0)
+
+
+def one_after_the_other(x: Tensor, y: Tensor, z: Tensor) -> Tensor:
+    return x @ y @ z
+
+
+def areas(x: Tensor) -> Tensor:
+    return (x[:, None, :2] - x[None, :, 2:]).clamp(min=0).prod(-1).amax(1)
+
+
+def counted(x: Tensor) -> Tensor:
+    return (x.view(-1, 3) > 0).sum(-1)
+
+
+def mean_of_pairs(x: Tensor) -> Tensor:
+    return x.view(-1, 2, 2).mean((1, 2))
+
+
+CASES: list[tuple[Callable[..., Tensor], list[tuple[int, ...]]]] = [
+    (layer, [(300, 3), (3, 100)]),
+    (with_addend, [(300, 4), (4, 100), (100,)]),
+    (one_after_the_other, [(4096, 2, 3), (4096, 3, 2), (4096, 2, 2)]),
+    (areas, [(130, 4)]),
+    (counted, [(3 << 14,)]),
+    (mean_of_pairs, [(4 << 14,)]),
+]
+NAMES = [fn.__name__ for fn, _ in CASES]
+
+
+@pytest.mark.parametrize(("fn", "shapes"), CASES, ids=NAMES)
+def test_no_step_is_a_call_or_a_row_of_terms(fn: Callable[..., Tensor], shapes: list[tuple[int, ...]]) -> None:
+    plan = planned(fn, *(torch.empty(s) for s in shapes))
+    assert all(isinstance(step, Kernel) and not step.contracts for step in plan.steps)
+    assert all(v.extent.as_int() > 4 for step in plan.kernels for v in step.inner)
+
+
+@pytest.mark.parametrize("device", ["cpu", pytest.param("interpreter", marks=pytest.mark.interpret)])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize(("fn", "shapes"), CASES, ids=NAMES)
+def test_values(fn: Callable[..., Tensor], shapes: list[tuple[int, ...]], dtype: torch.dtype, device: str) -> None:
+    args: list[Any] = [torch.randn(s).to(dtype) for s in shapes]
+    run = compiled if device == "interpreter" else torch.compile(fn, backend="kgen", fullgraph=True)
+    got = run(fn, *args) if device == "interpreter" else run(*args)
+    assert got.dtype == fn(*args).dtype
+    assert error(got, fn(*(a.double() for a in args))) < (1e-6 if dtype == torch.float32 else 1e-2)
+
+
+def test_few_results_stay_a_matmul() -> None:
+    [step] = planned(lambda x, w: x @ w, torch.empty(8, 3), torch.empty(3, 8)).steps
+    assert not isinstance(step, Kernel) or step.contracts
