@@ -100,7 +100,7 @@ def _matmul(
 
 
 def _written_out(b: Builder, matmul: Matmul) -> Tensor | None:
-    """The matmul as arithmetic at each point of its result, where it adds up few products; else None."""
+    """The matmul as arithmetic at each point of its result, where its sums are short; else None."""
     sizes, loops = tuple(v.extent for v in matmul.out_vars), (matmul.k,)
     if not are_few(sizes, loops):
         return None

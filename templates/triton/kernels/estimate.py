@@ -228,7 +228,7 @@ def _epilogue_cost(problem: Problem) -> int:
     return _operations([root for s in problem.epilogue for root in s.roots])
 
 
-def _operations(roots: list[Value]) -> int:
+def _operations(roots: list[vs.Value]) -> int:
     return vs.total_cost(roots) + sum(LONGER.get(value.op, 0) for value in vs.topological(roots))
 
 
