@@ -269,7 +269,7 @@ def kgen_backend(
     options: Mapping[str, Any] | None = None,
     **unknown: Any,
 ) -> Callable[..., Any]:
-    """What torch.compile calls for backend="kgen" (entry point group torch_dynamo_backends).
+    """What torch.compile calls for backend="kgen" (`kgen.entry`).
 
     Raises UnknownMode, UnknownOption, UnknownVariable, UnknownOperator or BadOptionValue;
     torch wraps them in its BackendCompilerFailed."""

@@ -306,7 +306,7 @@ def _use_header(header: Path) -> list[str]:
 
 
 def prepare() -> None:
-    """Start building what every graph needs (runtime, header, math) in the background: capture takes longer than that."""
+    """Start building what every graph needs (runtime, header, math) in the background, as soon as something will be compiled."""
     for job in (runtime_library, _default_header, math_library):
         run = functools.partial(contextvars.copy_context().run, _quietly, job)
         threading.Thread(target=run, daemon=True, name="kgen-prepare").start()
@@ -330,6 +330,15 @@ def _default_header() -> Path | None:
 _once_runtime = threading.RLock()
 _once_math = threading.RLock()  # not the same: `prepare` builds both at once
 _once_launcher = threading.RLock()
+
+
+def _unlock() -> None:
+    """In a fork, which has none of the threads that build."""
+    global _once_runtime, _once_math, _once_launcher  # noqa: PLW0603
+    _once_runtime, _once_math, _once_launcher = threading.RLock(), threading.RLock(), threading.RLock()
+
+
+os.register_at_fork(after_in_child=_unlock)
 
 
 def runtime_library() -> ModuleType:
@@ -394,8 +403,10 @@ def _once_per_machine(name: str, source: Path, flags: tuple[str, ...], link: tup
 
 def _runtime_flags() -> tuple[str, ...]:
     python = sysconfig.get_paths()["include"]
-    # With the macro torch's headers bring single operators instead of all 2500: seconds less.
-    flags = ("-O2", "-std=c++20", "-fPIC", "-fvisibility=hidden", "-Wno-psabi", "-DAT_PER_OPERATOR_HEADERS")
+    # With the first macro torch's headers bring single operators instead of all 2500, with the second one an error that takes
+    # the GIL brings none of pybind11's registry of types: seconds less.
+    macros = ("-DAT_PER_OPERATOR_HEADERS", "-DPYBIND11_SIMPLE_GIL_MANAGEMENT")
+    flags = ("-O2", "-std=c++20", "-fPIC", "-fvisibility=hidden", "-Wno-psabi", *macros)
     return (*flags, f"-I{python}", *_torch_flags())
 
 
