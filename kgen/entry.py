@@ -1,7 +1,7 @@
 """Where torch finds the back end (entry point group torch_dynamo_backends).
 
-torch.compile looks it up when it is given a function, and calls it when the function has been called and traced. What every graph
-loads takes longer to build on a new machine than tracing does, so that begins with the look-up.
+torch.compile looks it up when it is given a function, and calls it when the function has been called and traced. What every
+graph loads takes longer to build on a new machine than tracing does, so that begins with the look-up.
 """
 
 from __future__ import annotations

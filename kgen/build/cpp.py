@@ -306,7 +306,7 @@ def _use_header(header: Path) -> list[str]:
 
 
 def prepare() -> None:
-    """Start building what every graph needs (runtime, header, math) in the background, as soon as something will be compiled."""
+    """Build what every graph needs (runtime, header, math) in the background, as soon as something will be compiled."""
     for job in (runtime_library, _default_header, math_library):
         run = functools.partial(contextvars.copy_context().run, _quietly, job)
         threading.Thread(target=run, daemon=True, name="kgen-prepare").start()
@@ -334,7 +334,7 @@ _once_launcher = threading.RLock()
 
 def _unlock() -> None:
     """In a fork, which has none of the threads that build."""
-    global _once_runtime, _once_math, _once_launcher  # noqa: PLW0603
+    global _once_runtime, _once_math, _once_launcher
     _once_runtime, _once_math, _once_launcher = threading.RLock(), threading.RLock(), threading.RLock()
 
 
