@@ -55,7 +55,12 @@ def prepared(kernel: Kernel, graph: ir.Graph) -> Kernel:
 
 
 def _prepared(kernel: Kernel, graph: ir.Graph) -> Kernel:
-    return collapsed(_in_order(kernel, graph))
+    return collapsed(in_order(kernel, graph))
+
+
+def in_order(kernel: Kernel, graph: ir.Graph) -> Kernel:
+    """The kernel with linear offsets and its loops from outermost to innermost in memory."""
+    return for_equal("in order", kernel, graph, lambda: _in_order(kernel, graph))
 
 
 def _in_order(kernel: Kernel, graph: ir.Graph) -> Kernel:
@@ -69,7 +74,7 @@ def prepared_for(template: Template, kernel: Kernel, graph: ir.Graph) -> Kernel:
     they are, for the last taps and the channels may lie in memory as one loop."""
     if not template.implements.windows:
         return prepared(kernel, graph)
-    return for_equal("in order", kernel, graph, lambda: _in_order(kernel, graph))
+    return in_order(kernel, graph)
 
 
 def problems(kernel: Kernel, graph: ir.Graph, device: Device, only: Only | None) -> tuple[list[Problem], list[str]]:
