@@ -197,13 +197,14 @@ def compile_graph(gm: GraphModule, info: GraphInfo, config: Config, known: tuple
 
     Raises what the first attempt raises where the user can help it, and where `strict` says so."""
     attempt, frozen = Attempt(known, eager="all" in config.fallback or makes_quantised(gm)), None
+    kept = _Kept()
     while True:
         try:
             with unusable.without(attempt.unusable) if attempt.unusable else nullcontext():
                 if attempt.eager:
                     return _Run(info, config, attempt).eager(gm)
                 frozen = frozen or _frozen(gm, info, config)
-                return _Run(frozen[1], config, attempt).compiled(frozen[0])
+                return _Run(frozen[1], config, attempt).compiled(frozen[0], kept)
         except Exception as cause:
             from kgen.recovery import attempt_after  # noqa: PLC0415  only where something has failed
 
@@ -211,6 +212,15 @@ def compile_graph(gm: GraphModule, info: GraphInfo, config: Config, known: tuple
             if following is None:
                 raise
             attempt = following
+
+
+@dataclass(slots=True)
+class _Kept:
+    """The lowered graph of the last attempt and its failures. An attempt with the same failures, which is to do without a
+    configuration of a template, begins after it: the stages from there on leave the graph as it is."""
+
+    failures: tuple[Failure, ...] = ()
+    lowered: Lowered | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -221,10 +231,17 @@ class _Run:
     config: Config
     attempt: Attempt
 
-    def compiled(self, gm: GraphModule) -> CompiledGraph:
-        """The graph through all stages."""
-        work: Any = gm  # each stage takes what the one before it makes, as the type of `STAGES` says
-        for stage in STAGES:
+    def compiled(self, gm: GraphModule, kept: _Kept) -> CompiledGraph:
+        """The graph through all stages, or those that an attempt before has not gone through with the same outcome."""
+        stages: Sequence[Stage[Any, Any]] = STAGES  # each takes what the one before it makes, as their type says
+        lowered = next((k for k, stage in enumerate(stages, 1) if stage.__name__ == "lower"), 0)
+        if kept.lowered is None or kept.failures != self.attempt.failures:
+            kept.failures, kept.lowered = self.attempt.failures, self._through(stages[:lowered], gm)
+        made: CompiledGraph = self._through(stages[lowered:], kept.lowered)
+        return made
+
+    def _through(self, stages: Sequence[Stage[Any, Any]], work: Any) -> Any:
+        for stage in stages:
             work = self.through(stage, work)
         return work
 
@@ -252,7 +269,7 @@ def kgen_backend(
     options: Mapping[str, Any] | None = None,
     **unknown: Any,
 ) -> Callable[..., Any]:
-    """What torch.compile calls for backend="kgen" (entry point group torch_dynamo_backends).
+    """What torch.compile calls for backend="kgen" (`kgen.entry`).
 
     Raises UnknownMode, UnknownOption, UnknownVariable, UnknownOperator or BadOptionValue;
     torch wraps them in its BackendCompilerFailed."""

@@ -11,6 +11,7 @@ import torch
 
 from kgen import config as configuration
 from kgen.backend import kgen_backend
+from kgen.build import cpp
 from kgen.imperative.problems import FOUND
 
 __all__ = ["compile", "control_flow"]
@@ -32,6 +33,7 @@ def compile(  # noqa: A001
     function or a method whose source can be read, and `fullgraph` is on unless it is said to be off. Raises NoSource and
     NotConvertible, the latter with the source line, at once or when it is first called."""
     configuration.from_call(mode, options)
+    cpp.prepare()
     given: Any = {**(options or {}), **({"mode": mode} if mode is not None else {})}
     whole = control_flow if fullgraph is None else fullgraph
     door = functools.partial(torch.compile, backend=kgen_backend, options=given, dynamic=dynamic, fullgraph=whole)

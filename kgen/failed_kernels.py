@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from torch.fx import GraphModule
 
@@ -14,6 +14,7 @@ from kgen.config import Config
 from kgen.errors import ConfigurationFailed, InternalError, KernelBuildFailed, KernelSpills, KernelTooLarge, TritonBuildFailed
 from kgen.failures import Failure, KernelsFailed
 from kgen.ir.plan import Choice, Launch, Packing, Schedule, members, variants
+from kgen.unusable import Unusable
 from kgen.verdict import Reason
 
 __all__ = ["StepFailed", "failure_of", "say_what_failed"]
@@ -29,15 +30,19 @@ class StepFailed(Exception):
         self.step, self.cause = step, cause
 
 
-def say_what_failed(failure: InternalError, work: Work, units: UnitPlan, config: Config) -> None:
+def say_what_failed(
+    failure: InternalError, work: Work, units: UnitPlan, config: Config, unfit_after: Callable[[Launch], tuple[Unusable, ...]]
+) -> None:
     """Raises ConfigurationFailed or KernelsFailed where something else can compute what the kernels do that `failure` is about.
 
     A configuration that needs more shared memory or registers than there are, is no error: what a template says of its needs is
-    what it foresees. Everything else is one."""
+    what it foresees. Everything else is one. `unfit_after` says which of the next configurations cannot run either."""
     if isinstance(failure, KernelTooLarge | KernelSpills) and only.current() is None:
-        for choice in map(_choice, _steps_of(failure.details["kernel"], work[1], units)):
-            if choice is not None:
-                raise ConfigurationFailed(choice=choice, why=failure.text, compiled=True) from failure
+        for step in _steps_of(failure.details["kernel"], work[1], units):
+            choice = _choice(step)
+            if choice is not None and not isinstance(step, Packing):
+                unfit = Unusable(choice, failure.text, compiled=True), *unfit_after(step)
+                raise ConfigurationFailed(choice=choice, why=failure.text, found=unfit) from failure
     if failures.is_strict(config):
         return
     found = [

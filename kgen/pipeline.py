@@ -6,6 +6,7 @@ import logging
 import os
 from collections import Counter
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -39,17 +40,19 @@ from kgen.host.program import accept_saved
 from kgen.host.setup import setup_of
 from kgen.ir import nodes as ir
 from kgen.ir import verify
-from kgen.ir.plan import Launch, Packing, Schedule, members
+from kgen.ir.plan import Kernel, Launch, Packing, Schedule, members
+from kgen.next_best import unfit
 from kgen.only import Only
 from kgen.rendered.gpu_kernel import TritonKernel
 from kgen.rendered.kernel_call import KernelCall, Rendered
 from kgen.report import debug, trace
 from kgen.report.record import RECORDERS, Record, record
-from kgen.scheduler import Options, StepChoices, pack_operands
+from kgen.scheduler import Options, StepChoices, contraction_of, next_best, pack_operands
 from kgen.scheduler import schedule as make_schedule
 from kgen.templates import registry
 from kgen.templates.render_step import Context, render_step
 from kgen.tuning.tuner import CandidateCompiler, Tuner
+from kgen.unusable import Unusable
 from kgen.verdict import DEMANDS, Outcome, Reason, Verdict
 
 
@@ -207,25 +210,54 @@ def render(work: tuple[GraphModule, Schedule], info: GraphInfo, config: Config) 
 
 def _units(plan: Schedule, config: Config, options: Options, begin: Callable[[TritonKernel], None] | None = None) -> UnitPlan:
     """The texts of a plan. `begin` gets each GPU kernel as soon as it is there."""
+    rendered = _rendering(plan, config, options)
+
+    def one(step: Launch | Packing, symbol: str) -> Rendered | KernelCall:
+        made = rendered(step, symbol)
+        if begin is not None and isinstance(made, KernelCall) and made.launch is not None:
+            begin(made.launch)
+        return made
+
+    return plan_units(plan, one, len(os.sched_getaffinity(0)))
+
+
+def _rendering(plan: Schedule, config: Config, options: Options) -> Callable[[Launch | Packing, str], Rendered | KernelCall]:
+    """Writes the steps of a plan under a name. Raises StepFailed."""
     device = partial(options.device, plan.graph)
     decisions = StepChoices(plan.graph, device, register_bytes(), options.gpu, config.loop_reordering)
     context = Context(plan.graph, decisions, config.numerics == "eager")
 
-    def one(step: Launch | Packing, symbol: str) -> Rendered | KernelCall:
+    def rendered(step: Launch | Packing, symbol: str) -> Rendered | KernelCall:
         try:
             made = render_step(step, symbol, context)
         except failures.NOT_OURS:
             raise
         except Exception as cause:
             raise StepFailed(step, cause) from cause
-        if not isinstance(made, KernelCall) or made.launch is None:
+        if not isinstance(made, KernelCall) or made.launch is None or config.early_launch:
             return made
-        kernel = made.launch if config.early_launch else made.launch.launched_in_turn()
-        if begin is not None:
-            begin(kernel)
-        return replace(made, launch=kernel)
+        return replace(made, launch=made.launch.launched_in_turn())
 
-    return plan_units(plan, one, len(os.sched_getaffinity(0)))
+    return rendered
+
+
+def _unfit_after(plan: Schedule, info: GraphInfo, config: Config, failed: Launch) -> tuple[Unusable, ...]:
+    """The configurations after that of a step that cannot run either. Where candidates are measured, estimates do not say which
+    ones come next."""
+    settled = _without_switches(config, info)
+    if config.gpu_interpreter or config.autotune or not isinstance(failed, Kernel) or not failed.contracts:
+        return ()
+    options = scheduler_options(plan.graph, settled)
+    rendered = _rendering(plan, settled, options)
+
+    def launch(kernel: Kernel) -> TritonKernel | None:
+        with suppress(StepFailed):
+            made = rendered(kernel, f"other_{kernel.name}")
+            return made.launch if isinstance(made, KernelCall) else None
+        return None
+
+    choices = next_best(failed, plan.graph, options.device(plan.graph, contraction_of(failed)))
+    return unfit(failed, choices, launch, options.gpu)
 
 
 def build(work: tuple[GraphModule, Schedule, UnitPlan], info: GraphInfo, config: Config) -> HostGraph:
@@ -255,7 +287,7 @@ def build(work: tuple[GraphModule, Schedule, UnitPlan], info: GraphInfo, config:
     try:
         made = HostGraph(blueprint, torch_adapter.output_strides(gm), assembled.callables)
     except InternalError as failure:
-        say_what_failed(failure, (gm, plan), units, config)
+        say_what_failed(failure, (gm, plan), units, config, partial(_unfit_after, plan, info, config))
         raise
     if config.debug or RECORDERS:
         made_of = record(Record(info, plan, units, blueprint, config, scheduler_options(plan.graph, config)))

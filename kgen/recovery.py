@@ -34,9 +34,9 @@ _RUNGS = {
 def attempt_after(cause: Exception, attempt: Attempt, graph: tuple[GraphModule, GraphInfo], config: Config) -> Attempt | None:
     """What to try after `attempt` has ended with `cause`, with a warning; None where that has to be raised."""
     if isinstance(cause, ConfigurationFailed):
-        one = Unusable(**cause.details)
-        if one not in attempt.unusable:
-            return Attempt(attempt.failures, (*attempt.unusable, one), attempt.eager)
+        news = [one for one in cause.details["found"] if one not in attempt.unusable]
+        if news:
+            return Attempt(attempt.failures, (*attempt.unusable, *news), attempt.eager)
     if attempt.eager or failures.is_strict(config) or not failures.may_replace(cause):
         return None
     return _Recovery(cause, attempt, *graph, config).run()

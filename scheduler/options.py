@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import cache
 
 from kgen.cost.tuning_query import Oracle
 from kgen.device import Device, Gpu
@@ -44,16 +45,7 @@ class Options:
         """What templates need to know of the device that a buffer is on."""
         if self.target(str(graph.buffers[buffer].device)) == "cpp":
             return self.cpu
-        gpu = self.gpu
-        return Device(
-            "cuda",
-            gpu.arch,
-            gpu.compute_units,
-            gpu.shared,
-            flops=gpu.flops,
-            bandwidth=gpu.bandwidth,
-            interpreted=self.interpreted,
-        )
+        return _gpu_device(self.gpu, self.interpreted)
 
     def capabilities(self, graph: ir.Graph) -> Capabilities:
         """What the registered templates say of fusion around the buffers of a graph."""
@@ -70,3 +62,10 @@ class Options:
             return on and (is_own if out in windows else self.target(str(device)) == "triton")
 
         return may
+
+
+@cache
+def _gpu_device(gpu: Gpu, interpreted: bool) -> Device:
+    return Device(
+        "cuda", gpu.arch, gpu.compute_units, gpu.shared, flops=gpu.flops, bandwidth=gpu.bandwidth, interpreted=interpreted
+    )

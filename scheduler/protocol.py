@@ -17,6 +17,7 @@ from kgen.cost.tuning_query import TuningResults
 from kgen.ir import nodes as ir
 from kgen.ir.plan import Kernel, Schedule, Step
 from kgen.ir.sizes import Sizes
+from kgen.scheduler.analysis.memo import memoised_for
 from kgen.scheduler.options import Options
 from kgen.verdict import Verdict
 
@@ -63,6 +64,9 @@ class Decisions:
 
     def settled(self, transform: str, kind: type[T]) -> dict[str, T]:
         """The settings of a transform's candidates that were not rejected, by their targets. All are of one `kind`."""
+        return dict(memoised_for(self, f"settled {transform}", lambda: self._settled(transform, kind)))
+
+    def _settled(self, transform: str, kind: type[T]) -> dict[str, T]:
         found: dict[str, T] = {}
         for one, value in self.settings.items():
             if one.transform == transform and one not in self.rejected:

@@ -119,6 +119,9 @@ class Part:
         return run if tile % run == 0 else tile if run % tile == 0 else None
 
 
+_MISSING: Any = object()
+
+
 def _memoising(where: str) -> Callable[[Callable[Concatenate[Problem, P], T]], Callable[Concatenate[Problem, P], T]]:
     """Makes decorators of functions of a problem: what they return is kept in that attribute of the problem, by arguments."""
 
@@ -126,10 +129,10 @@ def _memoising(where: str) -> Callable[[Callable[Concatenate[Problem, P], T]], C
         @wraps(compute)
         def known(problem: Problem, /, *args: P.args, **kwargs: P.kwargs) -> T:
             kept: dict[Hashable, Any] = getattr(problem, where)
-            key = (compute, *args, *kwargs.items())
-            if key not in kept:
-                kept[key] = compute(problem, *args, **kwargs)
-            found: T = kept[key]
+            key = (compute, *args, *kwargs.items()) if kwargs else (compute, *args)
+            found: T = kept.get(key, _MISSING)
+            if found is _MISSING:
+                found = kept[key] = compute(problem, *args, **kwargs)
             return found
 
         return known

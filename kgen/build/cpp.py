@@ -310,10 +310,15 @@ def _use_header(header: Path) -> list[str]:
 # ---- what is built once per machine ---------------------------------------------------------------------------------
 
 
-def prepare(on_cpu: bool = True) -> None:
-    """Start building what every graph needs in the background, before capture: the runtime, and for kernels on the CPU header
-    and math, for those on a GPU the launcher."""
-    for job in (runtime_library, *((_default_header, math_library) if on_cpu else (launcher_library,))):
+def prepare(on_cpu: bool | None = None) -> None:
+    """Start building in the background what every graph needs, the runtime; and for kernels on the CPU header and math, for those
+    on a GPU the launcher. Where it is not known yet which (None), a torch without CUDA says that it is the CPU."""
+    jobs: list[Callable[[], object]] = [runtime_library]
+    if on_cpu or (on_cpu is None and torch.version.cuda is None):
+        jobs += [_default_header, math_library]
+    elif on_cpu is False:
+        jobs.append(launcher_library)
+    for job in jobs:
         run = functools.partial(contextvars.copy_context().run, _quietly, job)
         threading.Thread(target=run, daemon=True, name="kgen-prepare").start()
 
@@ -336,6 +341,15 @@ def _default_header() -> Path | None:
 _once_runtime = threading.RLock()
 _once_math = threading.RLock()  # not the same: `prepare` builds both at once
 _once_launcher = threading.RLock()
+
+
+def _unlock() -> None:
+    """In a fork, which has none of the threads that build."""
+    global _once_runtime, _once_math, _once_launcher
+    _once_runtime, _once_math, _once_launcher = threading.RLock(), threading.RLock(), threading.RLock()
+
+
+os.register_at_fork(after_in_child=_unlock)
 
 
 def runtime_library() -> ModuleType:
@@ -406,8 +420,10 @@ def _once_per_machine(name: str, source: Path, flags: tuple[str, ...], link: tup
 
 def _runtime_flags() -> tuple[str, ...]:
     python = sysconfig.get_paths()["include"]
-    # With the macro torch's headers bring single operators instead of all 2500: seconds less.
-    flags = ("-O2", "-std=c++20", "-fPIC", "-fvisibility=hidden", "-Wno-psabi", "-DAT_PER_OPERATOR_HEADERS")
+    # With the first macro torch's headers bring single operators instead of all 2500, with the second one an error that takes
+    # the GIL brings none of pybind11's registry of types: seconds less.
+    macros = ("-DAT_PER_OPERATOR_HEADERS", "-DPYBIND11_SIMPLE_GIL_MANAGEMENT")
+    flags = ("-O2", "-std=c++20", "-fPIC", "-fvisibility=hidden", "-Wno-psabi", *macros)
     return (*flags, f"-I{python}", *_torch_flags())
 
 

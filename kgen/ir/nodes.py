@@ -429,6 +429,11 @@ class Graph:
         """Buffers of inputs that have the same elements at each call."""
         return frozenset(one.buffer for one in self.inputs if one.buffer is not None and one.frozen)
 
+    def is_given(self, name: str) -> bool:
+        """Whether a buffer is an input or a constant."""
+        buffer = self.buffers.get(name)
+        return buffer is not None and buffer.kind != "intermediate"
+
     @property
     def seen_sizes(self) -> dict[Size, int]:
         """The sizes of the example inputs."""

@@ -248,10 +248,10 @@ def as_stored(value: Value, dtype: torch.dtype) -> Value:
     return cast(value, dtype)
 
 
-def is_stored(value: Value, memory: Container[str]) -> bool:
-    """Whether a `round_to` has nothing to do: it is of a load from one of the buffers `memory`, which no kernel makes."""
+def is_stored(value: Value, is_given: Callable[[str], bool]) -> bool:
+    """Whether a `round_to` has nothing to do: it is of a load from a buffer that `is_given`, which no kernel makes."""
     (source,) = value.args
-    return source.op == "load" and source.attr[2] == value.attr and source.attr[0] in memory
+    return source.op == "load" and source.attr[2] == value.attr and is_given(source.attr[0])
 
 
 def _holds(dtype: torch.dtype, whole: torch.dtype) -> bool:

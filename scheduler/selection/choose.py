@@ -16,7 +16,7 @@ from kgen.ir.sizes import Sizes
 from kgen.only import Only
 from kgen.scheduler.analysis.memo import memoised_for
 from kgen.scheduler.selection.memo import for_equal, for_form, memoised_best, prices
-from kgen.scheduler.selection.size_buckets import BEATEN, Best, Hints, Prices, choices_by_bucket
+from kgen.scheduler.selection.size_buckets import BEATEN, Best, Hints, Prices, choices_by_bucket, length_of
 from kgen.scheduler.tiling.loops import collapsed, distinct_touches, linearized, ordered, unflattened
 from kgen.templates import registry
 from kgen.templates.contract import Config, Template
@@ -55,7 +55,12 @@ def prepared(kernel: Kernel, graph: ir.Graph) -> Kernel:
 
 
 def _prepared(kernel: Kernel, graph: ir.Graph) -> Kernel:
-    return collapsed(_in_order(kernel, graph))
+    return collapsed(in_order(kernel, graph))
+
+
+def in_order(kernel: Kernel, graph: ir.Graph) -> Kernel:
+    """The kernel with linear offsets and its loops from outermost to innermost in memory."""
+    return for_equal("in order", kernel, graph, lambda: _in_order(kernel, graph))
 
 
 def _in_order(kernel: Kernel, graph: ir.Graph) -> Kernel:
@@ -69,7 +74,7 @@ def prepared_for(template: Template, kernel: Kernel, graph: ir.Graph) -> Kernel:
     they are, for the last taps and the channels may lie in memory as one loop."""
     if not template.implements.windows:
         return prepared(kernel, graph)
-    return for_equal("in order", kernel, graph, lambda: _in_order(kernel, graph))
+    return in_order(kernel, graph)
 
 
 def problems(kernel: Kernel, graph: ir.Graph, device: Device, only: Only | None) -> tuple[list[Problem], list[str]]:
@@ -235,6 +240,19 @@ def template_seconds(problems: Sequence[Problem], vendor: bool) -> float:
 def by_estimate(problem: Problem) -> list[Config]:
     """The configurations that the device can run, the fastest first by the cost model."""
     return [config for config, _ in sorted(prices(problem), key=lambda row: row[1])]
+
+
+def next_best(kernel: Kernel, graph: ir.Graph, device: Device) -> list[Choice]:
+    """The choices that come after a kernel's own, the best first by estimates, as far as they are thought to be faster than the
+    library. None where sizes are known at run time only: then several are chosen, each for some."""
+    found, _ = problems(kernel, graph, device, None)
+    if not found or length_of(found) is not None:
+        return []
+    rows = [
+        ((problem.uncalibrated is not None, seconds), Choice(problem.template.name, config.values))
+        for problem in found for config, seconds in prices(problem) if seconds < model.vendor_seconds(problem)
+    ]  # fmt: skip
+    return [choice for _, choice in sorted(rows, key=lambda row: row[0]) if choice != kernel.choice]
 
 
 def demanded(kernel: Kernel, demands: tuple[FusionDemand, ...]) -> bool:

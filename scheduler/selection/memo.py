@@ -113,7 +113,7 @@ class _Form:
     Values go by their place, for equal bodies over other data may have been made in any order."""
 
     def __init__(self, graph: ir.Graph) -> None:
-        self.graph, self.frozen = graph, graph.frozen
+        self.graph, self.frozen = graph, memoised_for(graph.inputs, "frozen", lambda: graph.frozen)
         self.tokens: list[Hashable] = []
         self.names: dict[str, int] = {}
         self.values: dict[Value, int] = {}

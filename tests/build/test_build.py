@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from kgen import cache, config
+from kgen import backend, cache, config, entry
 from kgen.build import cpp, toolchain
 from kgen.counters import counters
 from kgen.errors import BadOptionValue, CompilerNotFound, CompilerTooOld, KernelBuildFailed, RuntimeBuildFailed
@@ -301,3 +301,32 @@ def test_a_second_process_compiles_nothing():
     )
     counts = [subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout for _ in range(2)]
     assert int(counts[1]) == 0
+
+
+def test_looking_up_the_back_end_begins_to_build_what_every_graph_loads(monkeypatch):
+    begun: list[str] = []
+    monkeypatch.setattr(cpp, "prepare", lambda: begun.append("prepare"))
+    assert entry.kgen_backend is backend.kgen_backend
+    assert begun == ["prepare"]
+    with pytest.raises(AttributeError, match="no attribute 'other'"):
+        entry.other  # noqa: B018
+
+
+def test_a_fork_does_not_wait_for_what_its_parent_builds():
+    code = """
+import os, threading
+from kgen.build import cpp
+held, locks = threading.Event(), ("_once_runtime", "_once_math", "_once_launcher")
+def build():
+    for name in locks:
+        getattr(cpp, name).acquire()
+    held.set()
+    threading.Event().wait()
+threading.Thread(target=build, daemon=True).start()
+held.wait()
+child = os.fork()
+if child == 0:
+    os._exit(0 if all(getattr(cpp, name).acquire(timeout=2) for name in locks) else 1)
+os._exit(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
+"""
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0

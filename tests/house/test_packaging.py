@@ -57,7 +57,7 @@ def test_import_has_no_heavy_side_effect():
 
 def test_backend_is_an_entry_point():
     found = [point for point in entry_points(group="torch_dynamo_backends") if point.name == "kgen"]
-    assert [point.value for point in found] == ["kgen.backend:kgen_backend"]
+    assert [point.value for point in found] == ["kgen.entry:kgen_backend"]
 
 
 def test_kgen_does_not_import_inductor():

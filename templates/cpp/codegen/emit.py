@@ -74,7 +74,6 @@ class Emitter:
         self.inner_locals: set[str] = set()
         self.pointers: dict[str, None] = {}
         self.sizes: dict[str, None] = {}
-        self.given = {name for name, buffer in graph.buffers.items() if buffer.kind != "intermediate"}
         self.includes_check = False
         self.made_names: set[str] = set()
         self.counter = 0
@@ -389,7 +388,7 @@ class Emitter:
             return f"{value.op}_<{CPP_TYPES[value.attr].compute}>({args[0]})"
         if value.op == "round_to":
             kind = CPP_TYPES[value.attr].storage
-            return args[0] if vs.is_stored(value, self.given) else f"round_to_<{kind}>({args[0]})"
+            return args[0] if vs.is_stored(value, self.graph.is_given) else f"round_to_<{kind}>({args[0]})"
         if value.op in ops.RANDOM:
             return f"{value.op}_({args[0]}, {args[1]})"
         row = CPP_OPS.get(value.op)

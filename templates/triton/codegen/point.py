@@ -68,7 +68,6 @@ class PointEmitter:
         self.sizes: dict[str, None] = {}
         self.variables: set[Atom] = set()  # loop variables that some text names
         self.made_names: set[str] = set()
-        self.given = {name for name, buffer in graph.buffers.items() if buffer.kind != "intermediate"}
         self.checks = False
         self.counter = 0
         self.guard: tuple[str, Axes] | None = None  # mask of the access that is being printed
@@ -214,7 +213,7 @@ class PointEmitter:
         return row.format(*args)
 
     def _structural(self, value: Value, *args: str) -> str:
-        if value.op == "round_to" and vs.is_stored(value, self.given):
+        if value.op == "round_to" and vs.is_stored(value, self.graph.is_given):
             return args[0]
         kind = TRITON_TYPES[value.attr] if value.op in ("cast", "round_to", "bitcast") else None
         target = "" if kind is None else kind.storage if value.op == "round_to" else kind.compute

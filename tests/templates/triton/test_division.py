@@ -1,4 +1,4 @@
-"""Division of tiles by one number a row: signs, zeros, infinities and NaN as IEEE has them, whatever the size of the numbers."""
+"""Division of tiles by one number a row: signs, zeros, infinities and NaN as IEEE has them."""
 
 from __future__ import annotations
 
