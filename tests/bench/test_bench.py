@@ -280,6 +280,7 @@ def in_process(*command: str) -> str:
     return done.stdout + done.stderr
 
 
+@pytest.mark.slow
 @pytest.mark.cpu
 def test_the_suite_under_pytest_benchmark(tmp_path: Path) -> None:
     """One group a matmul, what was measured in turns in its JSON, and a test that fails for who failed."""
