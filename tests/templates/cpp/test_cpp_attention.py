@@ -315,6 +315,7 @@ def some() -> list[Case]:
     ]
 
 
+@pytest.mark.slow  # test_templates_conformance.py has some problems of each template
 def test_the_template_conforms():
     report = check_template(registry.find(NAME), problems=some(), configs=1, device="cpu")
     assert not report.refused, str(report)

