@@ -26,7 +26,7 @@ MODELS_ARGS ?=
 GPU_PYTHON ?= $(if $(wildcard $(BIN)/python),$(BIN)/python,$(PYTHON))
 
 help:
-	@echo "make demo       compile and train a GPT: checked against eager, timed against eager and Inductor"
+	@echo "make demo       compile and train a small GPT: checked against eager, timed against eager and Inductor (DEMO_ARGS='--size full')"
 	@echo "make test       the fast tests (what CI runs)"
 	@echo "make test-full  all tests this machine can run"
 	@echo "make test-gpu   the tests that need a GPU (SHARD=1/4: the first of four parts)"

@@ -1,7 +1,8 @@
 """Trains a GPT with a compiled forward, backward and optimizer step: checked against eager, timed against eager and Inductor.
 
-python -m examples.transformer            # what `make demo` runs
-python -m examples.transformer --quick    # float32 only, few rounds, no fresh processes
+python -m examples.transformer                # what `make demo` runs: on a CPU a small model, float32 only
+python -m examples.transformer --size full    # a model of 45 million parameters, on a CPU some minutes a type
+python -m examples.transformer --quick        # float32 only, few rounds, no fresh processes
 """
 
 from __future__ import annotations
@@ -27,12 +28,12 @@ from torch.optim.adamw import adamw
 
 from bench.measure import as_json, cache_environment, interleave, machine_facts, seconds_of
 from bench.memory import peak_of
-from examples.gpt import FULL, GPT, TINY, Shape, random_batch
+from examples.gpt import FULL, GPT, SMALL, TINY, Shape, random_batch
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float64": torch.float64}
 # Eager in this precision says what is right: eager in bfloat16 is itself some per cent off in a gradient summed over tokens.
 REFERENCE = {"float32": "float64", "bfloat16": "float32"}
-SHAPES = {"full": FULL, "tiny": TINY}
+SHAPES = {"full": FULL, "small": SMALL, "tiny": TINY}
 LEARNING_RATE = 3e-4
 # The largest relative difference from the reference, by norm: of the loss, of each gradient, of each parameter after a step.
 TOLERANCE = {"float32": 1e-4, "bfloat16": 2e-2}
@@ -388,8 +389,9 @@ def share_what_is_built_once(folders: list[Path]) -> None:
 
 
 def run_demo(options: argparse.Namespace, console: Console) -> dict[str, Any]:
-    shape = replace(SHAPES[options.size], batch=options.batch or SHAPES[options.size].batch)
     device = choose_device(options.device)
+    options.size = options.size or ("small" if device == "cpu" else "full")
+    shape = replace(SHAPES[options.size], batch=options.batch or SHAPES[options.size].batch)
     report: dict[str, Any] = {"machine": machine_facts(), "device": device, "shape": vars_of(shape), "dtypes": []}
     console.print(f"GPT {vars_of(shape)} on {device}, {torch.get_num_threads()} threads")
     dtypes = options.dtype or default_dtypes(device, console)
@@ -438,7 +440,7 @@ def parse(arguments: list[str] | None) -> argparse.Namespace:
     parser.add_argument("--backends", nargs="+", default=["eager", "kgen", "inductor"], help="contenders, in the table's order")
     dtypes = "default: both; float32 with --quick, and on a CPU without AVX-512"
     parser.add_argument("--dtype", nargs="+", choices=tuple(REFERENCE), help=dtypes)
-    parser.add_argument("--size", choices=SHAPES, default="full")
+    parser.add_argument("--size", choices=SHAPES, help="default: small on a CPU, full on a GPU")
     parser.add_argument("--batch", type=int, default=0, help="sequences a step (default: the size's own)")
     parser.add_argument("--device", choices=("auto", "cpu", "cuda"), default="auto")
     parser.add_argument("--threads", type=int, default=0)

@@ -154,6 +154,12 @@ class Tasks:
     turned: tuple[TurnedSlot, ...]
     walked: tuple[tuple[str, str], ...]
 
+    @property
+    def few(self) -> bool:
+        """Whether one thread does it all, as their number says when the code is made."""
+        count = self.vector.extent if self.flat and self.vector is not None else self.count
+        return count.isdecimal() and int(count) <= self.grain
+
 
 @dataclass(frozen=True, slots=True)
 class CppPoints:

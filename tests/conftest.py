@@ -7,6 +7,7 @@ import gc
 import os
 import shutil
 import tempfile
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -20,10 +21,13 @@ MARKERS = {
     "ptx": "compiles Triton kernels to PTX; needs no GPU",
     "gpu": "needs a CUDA GPU",
     "slow": "takes more than a few seconds; left out of `make test`",
+    "every(n)": "of the test's parameters `make test` runs the first and each n-th from there on; the others are slow",
 }
 # Seconds after which a kernel that waits for itself is given up: no call into the driver returns then.
 HANGS = 300
 STDERR = pytest.StashKey[int]()
+# How many of a test's parameters have been collected.
+COLLECTED = pytest.StashKey[Counter[str]]()
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -68,6 +72,18 @@ def _limit_threads() -> None:
     os.environ.setdefault("OMP_NUM_THREADS", threads)
     # Spinning threads of one worker would take the cores of the other.
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+
+
+def pytest_itemcollected(item: pytest.Item) -> None:
+    """`every(n)`: n has no divisor in common with the number of back ends, types or cards, so that each of them is left."""
+    marker = item.get_closest_marker("every")
+    if marker is None or item.get_closest_marker("slow") or item.get_closest_marker("gpu"):
+        return
+    seen = item.config.stash.setdefault(COLLECTED, Counter())
+    name = item.nodeid.partition("[")[0]
+    if seen[name] % marker.args[0]:
+        item.add_marker(pytest.mark.slow)
+    seen[name] += 1
 
 
 @pytest.hookimpl(trylast=True)  # what -m and -k leave is what is dealt out
@@ -130,6 +146,21 @@ def templates_win(monkeypatch: pytest.MonkeyPatch) -> None:
 def fresh_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """An empty cache folder, for tests that count builds."""
     folder = tmp_path / "kgen-cache"
+    monkeypatch.setenv("KGEN_CACHE_DIR", str(folder))
+    return folder
+
+
+@pytest.fixture
+def fresh_graphs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """An empty cache folder for graphs and kernels. What is built once a machine takes half a minute and is found there."""
+    from kgen import cache
+
+    built, folder = cache.cache_dir(), tmp_path / "kgen-cache"
+    own = folder / built.name
+    own.mkdir(parents=True)
+    for kind in ("runtime", "header", "loops"):
+        (built / kind).mkdir(exist_ok=True)
+        (own / kind).symlink_to(built / kind)
     monkeypatch.setenv("KGEN_CACHE_DIR", str(folder))
     return folder
 

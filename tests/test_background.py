@@ -27,7 +27,7 @@ SECONDS = 60.0
 
 
 @pytest.fixture(autouse=True)
-def fresh(fresh_cache: Path) -> Iterator[None]:
+def fresh(fresh_graphs: Path) -> Iterator[None]:
     torch._dynamo.reset()
     counters.reset()
     torch.manual_seed(0)
@@ -128,6 +128,7 @@ def test_threads_call_meanwhile(asked: list[background.Job]) -> None:
 # ---- what stays ---------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.every(2)
 @pytest.mark.parametrize("why", ["unchanged", "failed", "failed at once", "refused"])
 def test_graphs_that_stay(why: str, monkeypatch: pytest.MonkeyPatch) -> None:
     def ask(_: Any, job: background.Job) -> dict[str, Any]:

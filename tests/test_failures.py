@@ -254,7 +254,7 @@ def test_a_template_that_does_not_compile_gives_way(monkeypatch: pytest.MonkeyPa
     assert kgen.coverage()["replacements"] == len(messages)
 
 
-def test_what_was_replaced_is_not_kept_on_disk(fresh_cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_was_replaced_is_not_kept_on_disk(fresh_graphs: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     x, y = torch.randn(40, 30), torch.randn(50)
     with monkeypatch.context() as patch:
         broken(patch, "sin")

@@ -238,6 +238,7 @@ def test_what_a_compiler_prints_is_not_in_the_way(capsys: pytest.CaptureFixture[
         raise RuntimeError("an error gets through")
 
 
+@pytest.mark.slow
 @pytest.mark.cpu
 def test_matmuls(tmp_path: Path) -> None:
     """Rows appended to a file, one contender that fails, one without a bare matmul, and a variant of ours."""
@@ -280,6 +281,7 @@ def in_process(*command: str) -> str:
     return done.stdout + done.stderr
 
 
+@pytest.mark.slow
 @pytest.mark.cpu
 def test_the_suite_under_pytest_benchmark(tmp_path: Path) -> None:
     """One group a matmul, what was measured in turns in its JSON, and a test that fails for who failed."""

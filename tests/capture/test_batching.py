@@ -186,6 +186,7 @@ BATCHES = [
 ]  # fmt: skip
 
 
+@pytest.mark.every(3)
 @pytest.mark.parametrize("f", BATCHES, ids=lambda f: f.__name__)
 def test_one_batch(f: Callable[..., Any]) -> None:
     assert same(f, *tensors((N, N))).batches == 1
@@ -196,6 +197,7 @@ def test_more_batches(f: Callable[..., Any], batches: int) -> None:
     assert same(f, *tensors((N, N))).batches == batches
 
 
+@pytest.mark.every(3)
 @pytest.mark.parametrize("f", [*BATCHES, halves, joined, loop_in_loop, carried_inside], ids=lambda f: f.__name__)
 def test_gradients(f: Callable[..., Any]) -> None:
     if f in (elimination, methods, several_results):

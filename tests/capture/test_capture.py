@@ -490,7 +490,7 @@ def test_coverage_counts_externs() -> None:
 
 
 @pytest.fixture
-def cached(fresh_cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def cached(fresh_graphs: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path / "torch"))
     kgen.coverage_reset()
 
@@ -593,6 +593,7 @@ def test_inductors_back_ends_come_back_after_a_failure() -> None:
     assert codecache.custom_backend_passes is before
 
 
+@pytest.mark.slow
 def test_second_process_skips_aot(cached: None) -> None:
     """Static, dynamic and inference graphs, guards and random numbers included."""
     results = []

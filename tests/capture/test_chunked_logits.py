@@ -155,6 +155,7 @@ def test_small_logits_stay(monkeypatch: pytest.MonkeyPatch) -> None:
     assert not changed
 
 
+@pytest.mark.every(2)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_runs_keep_one_run_in_memory(dtype: torch.dtype) -> None:
     """The plan of the backward graph: neither does one launch make the logits of several runs, for all that their other operand

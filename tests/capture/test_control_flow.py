@@ -62,6 +62,7 @@ def nested(x: Tensor) -> Tensor:
     return torch.cond(x.sum() > 0, grown, lambda x: x.cos() * 2, (x,))
 
 
+@pytest.mark.every(3)
 @pytest.mark.parametrize("sign", [1, -1])
 @pytest.mark.parametrize("f", [branches, nested])
 def test_branches(f: Callable[..., Any], sign: int) -> None:

@@ -89,6 +89,7 @@ def shape_of(plans: list[Schedule]) -> list[tuple[int, list[str]]]:
     return [(len(p.kernels), [str(c.node.target) for c in p.calls]) for p in plans]
 
 
+@pytest.mark.every(4)
 @pytest.mark.none
 @pytest.mark.parametrize("case", cases(), ids=lambda case: case.name)
 def test_family(case: Case, planned: list[Schedule], monkeypatch: pytest.MonkeyPatch) -> None:
@@ -149,6 +150,7 @@ ONES: dict[str, Callable[[Tensor, Tensor], Any]] = {
 }
 
 
+@pytest.mark.every(5)
 @pytest.mark.none
 @pytest.mark.parametrize("name", ONES)
 def test_lengths_that_happen_to_be_one(name: str, planned: list[Schedule]) -> None:
@@ -175,6 +177,7 @@ def _groups() -> list[list[Case]]:
     return [plain[k::3] for k in range(3)] + [trained[k::2] for k in range(2)]
 
 
+@pytest.mark.every(2)
 @pytest.mark.cpu
 @pytest.mark.parametrize("group", _groups(), ids=lambda group: group[0].name)
 def test_native(group: list[Case]) -> None:
@@ -192,6 +195,7 @@ def test_native(group: list[Case]) -> None:
     assert stats["stats"]["unique_graphs"] == 1
 
 
+@pytest.mark.slow  # the demo's test does the same
 @pytest.mark.cpu
 def test_gpt_at_nine_sizes_compiles_twice() -> None:
     torch.manual_seed(0)

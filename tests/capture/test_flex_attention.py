@@ -96,6 +96,7 @@ def compiled(fn: Callable[..., Any]) -> Callable[..., Any]:
     return torch.compile(fn, backend="kgen", fullgraph=True)
 
 
+@pytest.mark.every(2)
 @pytest.mark.parametrize("name", CASES)
 def test_forward(name: str) -> None:
     case = CASES[name]
@@ -136,6 +137,7 @@ def test_lengths_that_are_symbols_and_the_log_sum_exp() -> None:
             torch.testing.assert_close(aux.lse.double(), wanted.lse.double(), atol=1e-5, rtol=1e-5)
 
 
+@pytest.mark.every(2)
 @pytest.mark.parametrize("name", _gradients())
 def test_gradients(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """torch asks for a GPU here, though the graph of a CPU is the same."""

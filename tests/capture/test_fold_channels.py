@@ -88,6 +88,7 @@ def two_readers(x: Tensor, w: Tensor, s: Tensor) -> Tensor:
     return y * s + y
 
 
+@pytest.mark.every(2)
 @pytest.mark.parametrize(
     ("fn", "shape", "count"),
     [

@@ -160,6 +160,7 @@ def test_operands_of_any_layout(layout: str) -> None:
     assert one.strides[1:] == w.stride()
 
 
+@pytest.mark.every(3)
 @pytest.mark.parametrize(("kind", "rows", "packed"), [(i8, 40, 1), (i8, 4, 0), (torch.float16, 40, 1), (torch.float16, 4, 0)])
 def test_widened_numbers_are_packed_for_many_rows(kind: torch.dtype, rows: int, packed: int) -> None:
     """Twice as large they take longer to read."""
@@ -476,6 +477,7 @@ WARM = """
 """
 
 
+@pytest.mark.slow
 def test_another_process_has_the_graph_and_weights_of_its_own(tmp_path: Path) -> None:
     first = process(WARM, tmp_path, SEED=0)
     assert first["lowered"] == 1

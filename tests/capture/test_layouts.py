@@ -224,6 +224,7 @@ def written(x: Tensor, w: Tensor, v: Tensor) -> Tensor:
     return F.conv2d(y, w, padding=1) + x
 
 
+@pytest.mark.every(3)
 @pytest.mark.parametrize("fn", [upsampled, chunks, with_view, part, normed, gated, written])
 @pytest.mark.parametrize("form", [torch.contiguous_format, last])
 def test_what_stands_between_convolutions_hands_layouts_on(fn: Callable[..., Any], form: torch.memory_format) -> None:

@@ -54,6 +54,7 @@ def carried_and_row(x: Tensor, w: Tensor) -> Any:
 PROGRAMS = (swapped, handed_on, library, carried_and_row)
 
 
+@pytest.mark.every(2)
 @pytest.mark.parametrize("width", [3, 16, 32])  # rows that are not aligned, and such that are
 @pytest.mark.parametrize("f", PROGRAMS, ids=lambda f: f.__name__)
 def test_results(f: Callable[..., Any], width: int) -> None:

@@ -53,6 +53,7 @@ def parts(result: Tensor) -> list[Tensor]:
     return [result.values(), result.offsets()] if result.is_nested else [result]
 
 
+@pytest.mark.every(2)
 @pytest.mark.cpu
 @pytest.mark.parametrize("name", [*FUNCTIONS, *REDUCTIONS])
 def test_functions_of_jagged_tensors(name: str) -> None:
@@ -64,6 +65,7 @@ def test_functions_of_jagged_tensors(name: str) -> None:
         torch.testing.assert_close(parts(run(n, w)), parts(function(n, w)))
 
 
+@pytest.mark.every(2)
 @pytest.mark.cpu
 @pytest.mark.parametrize("name", FUNCTIONS)
 def test_gradients_of_jagged_tensors(name: str) -> None:

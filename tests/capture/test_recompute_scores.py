@@ -186,6 +186,7 @@ def wide(args: list[Tensor]) -> list[Tensor]:
     return [a.double() if a.is_floating_point() else a for a in args]
 
 
+@pytest.mark.every(2)
 @pytest.mark.parametrize("name", SPELLINGS)
 def test_no_matrix_of_scores_is_saved(name, split):
     f, more = SPELLINGS[name]
@@ -195,6 +196,7 @@ def test_no_matrix_of_scores_is_saved(name, split):
     assert_close(got, gradients(f, wide([*QKV, *more]), None), 1e-5)
 
 
+@pytest.mark.every(2)
 @pytest.mark.parametrize("name", ["gpt2", "alibi", "softcap", "decomposed", "float32 softmax"])
 def test_in_bfloat16(name, split):
     f, more = SPELLINGS[name]
@@ -266,6 +268,7 @@ def test_dropout_saves_nothing_large(split):
     assert not split.sums_of_scores()
 
 
+@pytest.mark.every(2)
 @pytest.mark.parametrize("name", SPELLINGS)
 def test_backward_adds_up_no_scores_along_keys(name, split):
     f, more = SPELLINGS[name]
@@ -313,6 +316,7 @@ def by_hand(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
     return (power / power.sum(-1, keepdim=True)) @ v
 
 
+@pytest.mark.every(2)
 @pytest.mark.parametrize("f", [with_weights, of_few_scores, of_no_contraction, over_batches, by_hand])
 def test_others_are_left_alone(f, split):
     got = gradients(f, QKV)

@@ -130,6 +130,7 @@ DIFFERENTIABLE = (rows, windows, blocks, state_and_rows, numbers)
 OTHERS = (downwards, columns_of, stencil, whole, in_views, diagonal, elimination, two_buffers)
 
 
+@pytest.mark.every(3)
 @pytest.mark.parametrize("f", [*DIFFERENTIABLE, *OTHERS], ids=lambda f: f.__name__)
 def test_loops(f: Callable[..., Any]) -> None:
     found = rolled(f, *tensors(*SIZES), gradients=f in DIFFERENTIABLE)
@@ -208,6 +209,7 @@ def caches(x: Tensor, b: Tensor) -> Any:
 ALGORITHMS = (suppression, life, whole_board, edit_distance, edit_distance_by_rows, grid, caches)
 
 
+@pytest.mark.every(2)
 @pytest.mark.parametrize("f", ALGORITHMS, ids=lambda f: f.__name__)
 def test_algorithms(f: Callable[..., Any]) -> None:
     assert "in place" in rolled(f, *tensors(*SIZES), gradients=False).verdicts[-1].detail
@@ -368,6 +370,7 @@ def check_drawn(seed: int) -> int:
     return found.loops
 
 
+@pytest.mark.every(2)
 @pytest.mark.parametrize("seed", range(5))
 def test_drawn_programs(seed: int) -> None:
     check_drawn(seed)
@@ -389,6 +392,7 @@ def test_many_drawn_programs(seed: int) -> None:
 THROUGH_KGEN = (rows, in_views, blocks, elimination, two_buffers, state_and_rows, suppression, life, edit_distance, caches)
 
 
+@pytest.mark.every(2)
 @pytest.mark.cpu
 @pytest.mark.parametrize("f", THROUGH_KGEN, ids=lambda f: f.__name__)
 def test_results(f: Callable[..., Any]) -> None:

@@ -188,6 +188,7 @@ PROGRAMS = (
 )  # fmt: skip
 
 
+@pytest.mark.every(2)
 @pytest.mark.parametrize("f", PROGRAMS, ids=lambda f: f.__name__)
 def test_loops(f: Callable[..., Any]) -> None:
     rolled(f, *tensors(*RNN))
@@ -317,6 +318,7 @@ def _value(kind: str, left: Tensor, right: Tensor, x: Tensor, w: Tensor, b: Tens
     return {"number": left * (t + 1), "matmul": left @ w, "fixed": left + b}[kind]
 
 
+@pytest.mark.every(2)
 @pytest.mark.parametrize("seed", range(6))
 def test_drawn_programs(seed: int) -> None:
     f, steps = drawn(seed)
@@ -448,7 +450,7 @@ def compiled(f: Callable[..., Any], args: Sequence[Tensor], rolling: str, gradie
 
 
 @pytest.mark.cpu
-@pytest.mark.parametrize("gradients", [False, True])
+@pytest.mark.parametrize("gradients", [False, pytest.param(True, marks=pytest.mark.slow)])
 def test_kernels_do_not_grow(gradients: bool) -> None:
     kernels = set()
     for steps in (6, 18):

@@ -91,6 +91,7 @@ IN_CACHES = (
 QUICK = ("gpt2", "softcap", "shared heads")
 
 
+@pytest.mark.every(3)
 @BOTH
 @pytest.mark.parametrize("name", [pytest.param(n, marks=() if n in QUICK else pytest.mark.slow) for n in IN_CACHES])
 def test_three_kernels_and_no_scores_in_memory(name: str, prefix: str) -> None:
@@ -167,6 +168,7 @@ def random_function(seed: int) -> tuple[str, Function]:
     return f"{chosen} {mask} {reach}", function
 
 
+@pytest.mark.every(3)
 @BOTH
 @pytest.mark.parametrize("seed", [pytest.param(n, marks=() if n < 2 else pytest.mark.slow) for n in range(24)])
 def test_random_score_functions(seed: int, prefix: str) -> None:

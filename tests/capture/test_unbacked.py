@@ -78,6 +78,7 @@ FUNCTIONS: dict[str, Function] = {
 }
 
 
+@pytest.mark.every(3)
 @pytest.mark.parametrize("name", FUNCTIONS)
 def test_numbers_from_data(name: str) -> None:
     """Right for each number, with an error where eager has one: what torch assumes of a number is checked."""

@@ -17,7 +17,7 @@ from op_table import TOLERANCE
 
 pytestmark = [pytest.mark.cpu, pytest.mark.filterwarnings("ignore::UserWarning")]
 
-EXAMPLES = int(os.environ.get("KGEN_FUZZ_EXAMPLES", "40"))
+EXAMPLES = int(os.environ.get("KGEN_FUZZ_EXAMPLES", "20"))
 FIRST = int(os.environ.get("KGEN_FUZZ_SEED", "0"))
 BATCH = 20
 

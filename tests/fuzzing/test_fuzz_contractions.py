@@ -50,6 +50,7 @@ def convolution(n: int, c: int, place: int, taps: int = 3, **more: str) -> Probl
 # ---- the problems -------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.every(3)
 @pytest.mark.interpret
 @pytest.mark.parametrize("seed", seeds(ALWAYS))
 def test_every_template_is_right(seed: int) -> None:
@@ -68,6 +69,7 @@ def test_sizes_that_are_symbols(kind: str) -> None:
     assert any(r.templates for r in found)
 
 
+@pytest.mark.every(2)
 @pytest.mark.parametrize("seed", seeds(4))
 def test_operand_tiles_read_just_what_they_should(seed: int) -> None:
     assert_reads_what_it_should(operands.simplified(draw(seed, LAYERS)))

@@ -67,6 +67,7 @@ def test_a_gradient_that_needs_what_an_input_was(function: str) -> None:
     agrees(lines, b0="randn(1, 3)", b1="torch.tensor([0])", gradients=True)
 
 
+@pytest.mark.every(3)
 @pytest.mark.parametrize("right", [False, True])
 @pytest.mark.parametrize("count", [1, 2, 3, 8, 13])
 def test_a_search_among_nans_ends_where_eager_does(count: int, right: bool) -> None:

@@ -48,6 +48,7 @@ def assert_right(seeds: Sequence[int], device: str, templates: Sequence[str]) ->
     assert 2 * taken >= len(ran), f"templates took matmuls of {taken} of {len(ran)} programs only"
 
 
+@pytest.mark.every(2)
 @pytest.mark.parametrize(("seeds", "templates"), batches())
 def test_fuzz_matmuls(seeds: range, templates: Sequence[str]) -> None:
     assert_right(seeds, "cpu", templates)

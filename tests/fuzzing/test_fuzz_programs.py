@@ -32,12 +32,14 @@ def assert_right(seed: int, gradients: bool) -> None:
     assert not found.bad, f"{found.kind}: {found.text}\n{module(one, 'cpu')}"
 
 
+@pytest.mark.every(3)
 @pytest.mark.cpu
 @pytest.mark.parametrize("seed", FORWARD)
 def test_program_is_right(seed: int) -> None:
     assert_right(seed, False)
 
 
+@pytest.mark.every(2)
 @pytest.mark.cpu
 @pytest.mark.parametrize("seed", GRADIENTS)
 def test_gradients_of_a_program_are_right(seed: int) -> None:

@@ -130,6 +130,7 @@ def check(f: Callable[..., Any], make: Make, **settings: Any) -> None:
     torch.testing.assert_close(compiled, eager, equal_nan=True)
 
 
+@pytest.mark.every(3)
 @pytest.mark.parametrize("name", CASES)
 def test_results_are_laid_out_as_in_eager(name: str) -> None:
     check(*CASES[name])

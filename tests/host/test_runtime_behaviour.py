@@ -204,6 +204,7 @@ def test_pooling_to_sizes_that_overlap() -> None:
     check(lambda x: F.interpolate(x, scale_factor=0.6, mode="area", recompute_scale_factor=True), rand(2, 3, 4, 4, 4))
 
 
+@pytest.mark.every(2)
 @pytest.mark.parametrize("groups", [4, 8, 32])
 @pytest.mark.parametrize("images", [3, 16])
 def test_group_norm_of_channels_last(groups: int, images: int) -> None:
@@ -216,6 +217,7 @@ def test_group_norm_of_channels_last(groups: int, images: int) -> None:
     )
 
 
+@pytest.mark.every(3)
 @pytest.mark.parametrize("width", slow_but(lambda width: width in (1, 16, 31, 65), [1, 3, 16, 31, 32, 33, 63, 64, 65, 130]))
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16, torch.int8])
 def test_short_rows(width: int, dtype: torch.dtype) -> None:
@@ -233,6 +235,7 @@ def test_short_rows(width: int, dtype: torch.dtype) -> None:
     )
 
 
+@pytest.mark.every(3)
 @pytest.mark.parametrize("stride", [2, 3, 4, 8])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16, torch.int64, torch.bool])
 def test_every_other_element(stride: int, dtype: torch.dtype) -> None:
@@ -252,6 +255,7 @@ def test_every_other_element(stride: int, dtype: torch.dtype) -> None:
     check(f, x[:, : 24 * stride - stride + 1].contiguous() if stride > 8 else x)
 
 
+@pytest.mark.every(2)
 @pytest.mark.parametrize(("kernel", "step"), [(3, 2), (2, 2), (3, 1), (5, 4), (4, 3)])
 def test_gradients_of_overlapping_windows(kernel: int, step: int) -> None:
     x = rand(2, 3, 24, 24).requires_grad_()

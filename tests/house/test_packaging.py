@@ -134,6 +134,7 @@ def fresh(code: str, where: Path = ROOT.parent) -> subprocess.CompletedProcess[s
     return subprocess.run([sys.executable, "-c", code], cwd=where, capture_output=True, text=True, check=False)
 
 
+@pytest.mark.every(2)
 @pytest.mark.parametrize("inside", [False, True])
 def test_import_in_and_beside_a_clone(tmp_path, inside):
     clone = tmp_path / "kgen"

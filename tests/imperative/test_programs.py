@@ -36,6 +36,7 @@ def marked(name: str) -> Any:
     return pytest.param(name, marks=() if name in QUICK else pytest.mark.slow)
 
 
+@pytest.mark.every(2)
 @pytest.mark.parametrize("name", map(marked, PROGRAMS))
 def test_programs(name: str) -> None:
     function, arguments, _ = PROGRAMS[name]

@@ -65,6 +65,7 @@ CASES: dict[str, tuple[Callable[..., Tensor], Tensor]] = {
 }
 
 
+@pytest.mark.every(3)
 @pytest.mark.parametrize("dynamic", [False, True], ids=["static", "dynamic"])
 @pytest.mark.parametrize("name", CASES)
 def test_strides_are_those_of_eager(name: str, dynamic: bool) -> None:

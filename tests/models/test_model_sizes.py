@@ -44,6 +44,7 @@ def check(name: str, sizes: list[tuple[int, int]], dynamic: bool | None, train: 
         assert stats["stats"]["unique_graphs"] == graphs
 
 
+@pytest.mark.slow
 @pytest.mark.none
 @pytest.mark.parametrize("name", ["vit"])
 def test_sizes_in_the_evaluator(name: str, monkeypatch: pytest.MonkeyPatch) -> None:

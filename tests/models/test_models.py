@@ -17,6 +17,7 @@ from kgen import backend
 from tests.models.catalogue import MODELS
 from tests.models.check import Subject, breaks_without_kgen, graph_breaks, worst
 from tests.opinfo import evaluated
+from tests.slow import slow_but
 
 OPTIONS = {"cache": False}
 # The evaluator is slow where a loop has many points.
@@ -63,7 +64,7 @@ def check(name: str, train: bool, dtype: torch.dtype = torch.float32, **settings
 
 
 @pytest.mark.none
-@pytest.mark.parametrize("name", QUICK)
+@pytest.mark.parametrize("name", slow_but(lambda name: name != "mixtral", QUICK))
 def test_training_in_the_evaluator(name: str, without_compilers: None) -> None:
     check(name, train=True)
 
@@ -86,6 +87,7 @@ NARROW = pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=[
 AMP = pytest.mark.parametrize("amp", [False, True], ids=["weights", "amp"])
 
 
+@pytest.mark.every(3)
 @pytest.mark.none
 @NARROW
 @AMP

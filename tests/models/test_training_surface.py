@@ -235,6 +235,7 @@ def frozen(module: nn.Module) -> None:
     module.norm.requires_grad_(False)
 
 
+@pytest.mark.every(2)
 @pytest.mark.parametrize("change", [load, replaced, through_data, frozen], ids=lambda f: f.__name__)
 def test_weights_changed_after_compiling(change: Callable[[nn.Module], None], kgen: Compile) -> None:
     module, plain = block(), block()

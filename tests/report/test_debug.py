@@ -107,6 +107,7 @@ CASES = {
 }
 
 
+@pytest.mark.every(2)
 @pytest.mark.parametrize("name", CASES)
 def test_scripts_check_out(name, tmp_path, capsys):
     f, args = CASES[name]

@@ -133,6 +133,7 @@ def report(request: pytest.FixtureRequest) -> Explanation:
     return found
 
 
+@pytest.mark.every(2)
 def test_the_page_is_whole_and_needs_nothing_else(report: Explanation) -> None:
     text = report.to_html()
     reader = read(text)

@@ -67,6 +67,7 @@ def _beside(operators: Any, names: tuple[str, ...], epilogue: Callable[[Tensor, 
     return fn
 
 
+@pytest.mark.every(3)
 @pytest.mark.parametrize("options", BACK_ENDS.values())
 @pytest.mark.parametrize("epilogue", EPILOGUES)
 def test_operators_with_names_of_transforms(operators: Any, epilogue: str, options: dict[str, Any]) -> None:

@@ -75,6 +75,7 @@ CASES: dict[str, tuple[Callable[..., Any], list[Tensor]]] = {
 }
 
 
+@pytest.mark.every(3)
 @pytest.mark.parametrize("options", BACK_ENDS.values())
 @pytest.mark.parametrize("name", CASES)
 def test_one_number_in_several_shapes(name: str, options: dict[str, Any]) -> None:

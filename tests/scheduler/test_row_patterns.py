@@ -87,6 +87,7 @@ def excess(plan: Schedule) -> float:
     return bytes_moved(plan) / bytes_minimal(plan)
 
 
+@pytest.mark.every(3)
 @pytest.mark.parametrize("name", FORWARD)
 def test_forward(name: str) -> None:
     kernels, most = FORWARD[name]

@@ -54,6 +54,7 @@ def _found(*args: Tensor) -> list[Tensor]:
     return [search() for search in out]
 
 
+@pytest.mark.every(3)
 @BACK_ENDS
 @pytest.mark.parametrize("part", range(2))
 def test_a_search_for_numbers_of_one_type_in_rows_of_another(part: int, options: dict[str, Any]) -> None:
@@ -72,6 +73,7 @@ def test_a_search_for_literals() -> None:
     agree(f, [row, row.bfloat16(), row.float(), row.double() / 10], {})
 
 
+@pytest.mark.every(3)
 @BACK_ENDS
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 def test_numbers_are_rounded_before_they_decide(dtype: torch.dtype, options: dict[str, Any]) -> None:
@@ -91,6 +93,7 @@ def test_numbers_are_rounded_before_they_decide(dtype: torch.dtype, options: dic
     agree(f, [x, (x * 1.1).float()], options)
 
 
+@pytest.mark.every(3)
 @BACK_ENDS
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 def test_another_type_is_made_of_stored_numbers(dtype: torch.dtype, options: dict[str, Any]) -> None:

@@ -63,6 +63,7 @@ def arguments(spelling: Spelling, dtype: torch.dtype = torch.bfloat16) -> list[T
     return [a.requires_grad_(k < 3 or spelling.learned) if a.is_floating_point() else a for k, a in enumerate(args)]
 
 
+@pytest.mark.every(2)
 @pytest.mark.parametrize("gpu", [True, pytest.param(False, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("name", TAKEN)
 def test_spellings_are_few_kernels(name: str, gpu: bool) -> None:
@@ -78,6 +79,7 @@ def test_spellings_are_few_kernels(name: str, gpu: bool) -> None:
     assert not matrices(backward, 2)
 
 
+@pytest.mark.every(2)
 @pytest.mark.parametrize("gpu", [True, pytest.param(False, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("name", OF_LEARNED)
 def test_gradients_of_what_scores_are_made_of_store_no_scores(name: str, gpu: bool) -> None:
@@ -177,6 +179,7 @@ def flex_with_log_sum_exp(q: Tensor, k: Tensor, v: Tensor) -> Any:
     return out + aux.lse[..., None]
 
 
+@pytest.mark.every(3)
 @pytest.mark.parametrize("gpu", [True, pytest.param(False, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("fn", [flex, flex_with_log_sum_exp])

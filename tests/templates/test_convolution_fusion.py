@@ -120,6 +120,7 @@ def compiled(case: Case, pick: Callable[[Sequence[Config]], Config], on_gpu: boo
     return plan
 
 
+@pytest.mark.every(2)
 @pytest.mark.cpu
 @pytest.mark.parametrize("name", CASES)
 def test_it_is_right_natively(name: str) -> None:
@@ -129,6 +130,7 @@ def test_it_is_right_natively(name: str) -> None:
     assert len(plan.steps) == case.cpu
 
 
+@pytest.mark.every(2)
 @pytest.mark.interpret
 @pytest.mark.parametrize(
     "name", [*list(CASES)[:-2], pytest.param("silu of group norm", marks=pytest.mark.slow), "ConvNeXt block"]
@@ -204,6 +206,7 @@ SUMS: dict[str, Case] = {
 }
 
 
+@pytest.mark.every(2)
 @pytest.mark.interpret
 @pytest.mark.parametrize("name", SUMS)
 def test_sums_of_the_result_are_made_with_it(name: str) -> None:
@@ -215,6 +218,7 @@ def test_sums_of_the_result_are_made_with_it(name: str) -> None:
     assert len(plan.steps) == case.gpu
 
 
+@pytest.mark.every(2)
 @pytest.mark.cpu
 @pytest.mark.parametrize("name", SUMS)
 def test_sums_are_right_natively(name: str) -> None:

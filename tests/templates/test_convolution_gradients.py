@@ -45,6 +45,7 @@ def run(problems: Sequence[Problem], name: str, pick: Pick) -> int:
     return library_calls() - before
 
 
+@pytest.mark.every(2)
 @pytest.mark.cpu
 @pytest.mark.parametrize("first", slow_but(lambda n: n < 16, range(0, 304, PER_GRAPH)))
 def test_random_problems_natively(first: int) -> None:
@@ -80,6 +81,7 @@ def test_the_bias_gradient_is_summed_with_the_filters_gradient(problem: Problem)
         torch.testing.assert_close(one.double(), want, rtol=0, atol=1e-5 * float(want.abs().max()))
 
 
+@pytest.mark.every(2)
 @pytest.mark.interpret
 @pytest.mark.parametrize("seed", slow_but(lambda n: n < 3, range(40)))
 @pytest.mark.parametrize("name", [GEMM, WEIGHT])

@@ -51,6 +51,7 @@ CASES: dict[str, tuple[Callable[..., Any], list[Tensor]]] = {
 }
 
 
+@pytest.mark.every(3)
 @pytest.mark.parametrize("options", BACK_ENDS.values())
 @pytest.mark.parametrize("name", CASES)
 def test_one_index(name: str, options: dict[str, Any]) -> None:

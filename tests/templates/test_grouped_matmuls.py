@@ -59,6 +59,7 @@ def close(got: Tensor, want: Tensor) -> None:
     torch.testing.assert_close(got.double(), want, rtol=0, atol=1e-2 * max(1.0, float(want.abs().max())))
 
 
+@pytest.mark.every(3)
 @pytest.mark.parametrize("language", BOTH)
 @pytest.mark.parametrize(("stops", "rows"), [*GROUPS[:2], *(pytest.param(*one, marks=pytest.mark.slow) for one in GROUPS[2:])])
 def test_rows_of_groups(language: str, stops: tuple[int, ...], rows: int) -> None:
@@ -67,6 +68,7 @@ def test_rows_of_groups(language: str, stops: tuple[int, ...], rows: int) -> Non
     close(got, grouped(x, w, offs))
 
 
+@pytest.mark.every(3)
 @pytest.mark.parametrize("language", BOTH)
 @pytest.mark.parametrize(("stops", "rows"), GROUPS[:2])
 def test_sums_over_groups(language: str, stops: tuple[int, ...], rows: int) -> None:
@@ -145,8 +147,9 @@ def test_other_ranks_are_library_calls() -> None:
         torch.testing.assert_close(f(w, x, offs), torch._grouped_mm(w, x, offs=offs))
 
 
+@pytest.mark.every(2)
 @pytest.mark.ptx
-@pytest.mark.parametrize("arch", [80, 90])
+@pytest.mark.parametrize("arch", [90, 80])
 def test_configurations_compile_for_gpus(arch: int) -> None:
     """The first and the last of each template: no spilled registers, and shared memory that the device has."""
     x, w, offs, dy = torch.empty(512, 256, dtype=torch.bfloat16), r(8, 256, 512), ends(*range(64, 513, 64)), r(512, 512)

@@ -199,6 +199,7 @@ WRONG = {
 }  # fmt: skip
 
 
+@pytest.mark.every(2)
 @pytest.mark.interpret
 @pytest.mark.parametrize("what", WRONG)
 def test_a_wrong_kernel_is_caught(author, what):
@@ -401,6 +402,7 @@ PARTS_JINJA = """
 """
 
 
+@pytest.mark.every(2)
 @pytest.mark.interpret
 @pytest.mark.parametrize("refuses", [False, True])
 def test_matmuls_that_one_launch_makes(author, refuses):

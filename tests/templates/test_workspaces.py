@@ -118,6 +118,7 @@ def check(template: str, dynamic: bool, **options: bool) -> None:
                 torch.testing.assert_close(compiled(a, b), shifted_relu(a, b), rtol=1e-4, atol=1e-4)
 
 
+@pytest.mark.every(2)
 @pytest.mark.interpret
 @pytest.mark.parametrize("dynamic", [False, True])
 def test_sums_in_parts_in_one_launch(author: Path, dynamic: bool) -> None:

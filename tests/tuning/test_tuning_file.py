@@ -374,6 +374,7 @@ for i in range(count):
 """
 
 
+@pytest.mark.every(2)
 @pytest.mark.parametrize("before", [None, "no JSON"])
 def test_several_processes_lose_nothing(file: TuningFile, before: str | None) -> None:
     """Also not when all of them find the file broken: one sets it aside, and the others do not do so with what is new."""

@@ -93,6 +93,7 @@ def loop_in_loop(b: Tensor) -> None:
             b[i, j] = b[i, j] * 2 + 1
 
 
+@pytest.mark.every(2)
 @pytest.mark.parametrize("n", [8, 1000])
 def test_any_count_of_rows_is_one_kernel(n: int) -> None:
     assert kernels(get_started, torch.randn(n, 16)) == 1

@@ -34,6 +34,7 @@ def check(got: Any, want: Any) -> None:
         torch.testing.assert_close(one.double(), other.double(), rtol=1e-4, atol=1e-4)
 
 
+@pytest.mark.every(2)
 @pytest.mark.parametrize("workload", WORKLOADS, ids=lambda one: one.name)
 def test_results(workload: Workload) -> None:
     args = workload.arguments(1)
@@ -44,6 +45,7 @@ def test_results(workload: Workload) -> None:
     assert any(one.any() for one in listed(want))
 
 
+@pytest.mark.every(2)
 @pytest.mark.parametrize("workload", [one for one in WORKLOADS if one.differentiable], ids=lambda one: one.name)
 def test_gradients(workload: Workload) -> None:
     def gradients(run: Any, args: Sequence[Tensor]) -> list[Tensor]:

@@ -214,6 +214,7 @@ def check_a_number_of_rows(**options: bool) -> None:
     assert len(carriers(graph.plan)) == 1
 
 
+@pytest.mark.every(2)
 @pytest.mark.interpret
 @pytest.mark.parametrize(("rows", "columns"), [(300, 64), (299, 100), (1000, 40), (400, 513)])
 def test_rows_and_columns_that_fill_no_tile(rows: int, columns: int) -> None:
@@ -252,6 +253,7 @@ def test_a_gradient_that_accumulates_in_place() -> None:
     check(accumulating, r(500, 64), r(500, 64), r(64))
 
 
+@pytest.mark.slow
 @pytest.mark.interpret
 def test_rows_that_are_overwritten() -> None:
     """The sums are of the rows as they were before; the kernel of rows changes them."""
@@ -311,6 +313,7 @@ def test_sums_that_a_step_before_the_rows_needs() -> None:
     check(f, r(500, 64), r(1, 64), carrying=0)
 
 
+@pytest.mark.every(2)
 @pytest.mark.interpret
 @pytest.mark.parametrize("first", [0, 1])
 def test_sums_along_either_axis_of_two_layouts(first: int) -> None:
@@ -428,6 +431,7 @@ def test_the_next_rows_fit_in_shared_memory(operands: int) -> None:
     assert made.shared < 99 * 1024
 
 
+@pytest.mark.every(5)
 @pytest.mark.ptx
 @pytest.mark.parametrize("arch", [80, 90])
 @pytest.mark.parametrize("columns", [1024, 4096, 8192])

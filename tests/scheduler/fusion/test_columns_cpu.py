@@ -76,6 +76,7 @@ def test_the_first_walk_with_all_values_adds_them() -> None:
 # ---- results --------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.every(4)
 @pytest.mark.usefixtures("small")
 @pytest.mark.parametrize(("rows", "length"), [(300, 64), (299, 100), (1000, 40), (400, 513), (200, 2048)])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16], ids=str)

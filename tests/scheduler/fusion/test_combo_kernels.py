@@ -82,6 +82,7 @@ def _copied(tree: Any) -> Any:
 # ---- what joins -----------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_a_step_over_a_hundred_tensors_is_two_kernels_of_one_body_each() -> None:
     """All counters, then all parameters; the text grows by a table row a tensor."""
     plan = plans(adam, *adam_state([(256, 1024)] * 100)).forward

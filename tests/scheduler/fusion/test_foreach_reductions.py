@@ -156,6 +156,7 @@ def test_older_drivers_take_fewer_pointers() -> None:
 # ---- results ----------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.every(5)
 @pytest.mark.interpret
 @pytest.mark.parametrize("interpreted", [False, True])
 @pytest.mark.parametrize("kind", [2.0, 1.0, float("inf")])
@@ -163,6 +164,7 @@ def test_clipping(kind: float, interpreted: bool) -> None:
     check(lambda xs: clip(xs, kind), lambda: (tensors(12),), interpreted, rtol=1e-5, atol=1e-5)
 
 
+@pytest.mark.every(5)
 @pytest.mark.interpret
 @pytest.mark.parametrize("interpreted", [False, True])
 @pytest.mark.parametrize("make", [with_scalars, lambda: [r(9) for _ in range(9)], lambda: [*tensors(7), r(9), r(9)]])
@@ -214,6 +216,7 @@ def test_a_row_that_does_not_divide_into_shares(interpreted: bool) -> None:
     check(f, make, interpreted, rtol=1e-5, atol=1e-5)
 
 
+@pytest.mark.every(5)
 @pytest.mark.interpret
 @pytest.mark.parametrize("interpreted", [False, True])
 @pytest.mark.parametrize("bad", [1.0, float("inf"), float("nan")])

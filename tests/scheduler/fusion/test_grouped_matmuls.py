@@ -79,6 +79,7 @@ CASES: dict[str, tuple[Callable[..., Any], list[Tensor], int]] = {
 }
 
 
+@pytest.mark.every(3)
 @pytest.mark.parametrize("options", BACK_ENDS.values())
 @pytest.mark.parametrize("name", CASES)
 def test_one_kernel(name: str, options: dict[str, Any]) -> None:

@@ -78,6 +78,7 @@ CASES = {
 }  # fmt: skip
 
 
+@pytest.mark.every(5)
 @pytest.mark.parametrize("back_end", BACK_ENDS)
 @pytest.mark.parametrize("name", CASES)
 def test_kernels(name: str, back_end: str) -> None:
@@ -121,6 +122,7 @@ def test_updates_of_what_the_matmul_reads_stay_apart(back_end: str) -> None:
     torch.testing.assert_close(found, f(x.clone(), w, i), rtol=2e-5, atol=2e-5)
 
 
+@pytest.mark.every(3)
 @pytest.mark.parametrize("back_end", BACK_ENDS)
 @pytest.mark.parametrize("sizes", [(0, 5, 3), (4, 0, 3), (4, 5, 0), (0, 0, 0), (1, 1, 1)])
 def test_sizes_of_zero_and_one(sizes: tuple[int, int, int], back_end: str) -> None:
@@ -144,6 +146,7 @@ def test_rows_of_two_dimensions_with_no_elements(back_end: str) -> None:
         assert torch.compile(f, backend="kgen", options=BACK_ENDS[back_end])(x).shape == f(x).shape
 
 
+@pytest.mark.every(2)
 @pytest.mark.usefixtures("tf32")
 @pytest.mark.ptx
 @pytest.mark.parametrize("template", ["triton_matmul", "triton_matmul_persistent", "triton_matmul_tiles"])

@@ -101,6 +101,7 @@ def of_pairs(plan: Schedule) -> list[Verdict]:
     return [verdict for verdict in plan.final_verdicts() if verdict.kernels]
 
 
+@pytest.mark.every(5)
 @pytest.mark.parametrize("device", ["cpu", "gpu"])
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
 def test_steps_that_touch_one_buffer_have_one_verdict(case: Case, device: str, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -163,6 +163,7 @@ def test_the_kernel_of_the_bucket_runs(launched: Counter[str]) -> None:
     assert len(graphs(recorder)) == 1
 
 
+@pytest.mark.every(3)
 @pytest.mark.usefixtures("by_rows")
 @pytest.mark.parametrize("options", BACK_ENDS)
 @pytest.mark.parametrize("dims", [{0: (0, 1)}, {0: (0,), 1: (1,)}, {0: (2,), 1: (0,)}], ids=["batch and rows", "m, n", "k"])
@@ -261,6 +262,7 @@ def made(f: Callable[..., Any], firsts: tuple[int, ...], options: dict[str, Any]
     return [steps, texts, graph.units.sources, verdicts, len(graph.plan.calls)]
 
 
+@pytest.mark.every(3)
 @pytest.mark.parametrize("options", BACK_ENDS)
 @pytest.mark.parametrize("f", [gelu, qkv, sums], ids=["epilogue", "batch", "sums"])
 def test_the_first_size_decides_nothing(f: Callable[..., Any], options: dict[str, Any]) -> None:
@@ -490,6 +492,7 @@ def test_a_graph_from_disk_picks_as_well() -> None:
         torch.testing.assert_close(again(args)[0], gelu(x, w, b), rtol=1e-5, atol=1e-5)
 
 
+@pytest.mark.slow
 @pytest.mark.cpu
 def test_a_second_process_loads_all_choices(tmp_path: Path) -> None:
     body = """

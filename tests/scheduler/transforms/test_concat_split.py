@@ -151,6 +151,7 @@ def _tuple(found: Any) -> tuple[Tensor, ...]:
 TELLING = ("unequal widths", "no columns, and one", "followed by points", "rows", "margins", "tensors among them", "reductions")
 
 
+@pytest.mark.every(3)
 @pytest.mark.usefixtures("templates_win")
 @pytest.mark.parametrize("options", BACK_ENDS.values())
 @pytest.mark.parametrize("name", slow_but(lambda name: name in TELLING, CASES))

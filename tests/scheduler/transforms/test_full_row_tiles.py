@@ -116,6 +116,7 @@ def test_plans(name: str, n: int) -> None:
     assert any(v.outcome is Outcome.FUSED and v.reason is Reason.ROWS for v in plan.verdicts)
 
 
+@pytest.mark.every(5)
 @pytest.mark.usefixtures("fused")
 @pytest.mark.parametrize("n", LENGTHS)
 @pytest.mark.parametrize("name", CASES)
@@ -133,6 +134,7 @@ def smallest(configs: Sequence[Config]) -> Sequence[Config]:
     return sorted(configs, key=lambda c: c.BLOCK_M * c.BLOCK_N)[:1]
 
 
+@pytest.mark.every(3)
 @pytest.mark.usefixtures("tf32")
 @pytest.mark.parametrize("name", ["softmax", "layer_norm", "statistics_kept", "gated", "bfloat16"])
 @pytest.mark.parametrize("template", ["triton_matmul_tiles", "triton_matmul_persistent", "triton_matmul_b_resident"])
@@ -227,6 +229,7 @@ def test_a_number_of_rows_that_the_call_knows() -> None:
         near(f(x, w, g), rms_norm(*wide((x, w, g))), 2e-5)
 
 
+@pytest.mark.every(2)
 @pytest.mark.usefixtures("fused")
 @pytest.mark.parametrize("name", ["softmax", "log_softmax", "layer_norm", "rms_norm", "by_heads"])
 def test_gradients(name: str) -> None:
@@ -272,6 +275,7 @@ def test_a_demand_keeps_rows(monkeypatch: pytest.MonkeyPatch) -> None:
         check(rms_norm, *matmul(100), r(100))
 
 
+@pytest.mark.every(3)
 @pytest.mark.usefixtures("fused")
 @pytest.mark.parametrize(
     "f",
@@ -343,6 +347,7 @@ def normalised(n: int, k: int) -> tuple[Callable[..., Any], tuple[Tensor, ...]]:
     return CASES["layer_norm"].f, tuple(t)
 
 
+@pytest.mark.every(2)
 @pytest.mark.ptx
 @pytest.mark.parametrize(
     ("template", "problem", "block"),

@@ -94,6 +94,7 @@ CASES: dict[str, tuple[Callable[..., Any], str | None]] = {
 }
 
 
+@pytest.mark.every(5)
 @pytest.mark.cpu
 @pytest.mark.parametrize("form", [torch.contiguous_format, last])
 @pytest.mark.parametrize("name", CASES)

@@ -170,6 +170,7 @@ def near(fn: Function, got: tuple[Tensor, ...], args: list[Tensor]) -> None:
         assert error(one, other) < (4e-3 if args[0].dtype.itemsize == 2 else 1e-6)
 
 
+@pytest.mark.every(5)
 @pytest.mark.interpret
 @pytest.mark.parametrize("name", [*CASES, *OF_THE_RIGHT])
 @pytest.mark.parametrize(("taker", "dtype"), [*((taker, bf) for taker in SUMMING), ("triton_matmul", torch.float32)], ids=str)

@@ -108,6 +108,7 @@ def near(got: Any, fn: Callable[..., Any], args: list[Tensor]) -> None:
         assert error(one, other) < (6e-3 if args[0].dtype.itemsize == 2 else 1e-6)
 
 
+@pytest.mark.every(3)
 @pytest.mark.usefixtures("templates_win")
 @pytest.mark.parametrize("options", BACK_ENDS.values())
 @pytest.mark.parametrize("name", slow_but(lambda name: name not in ("odd", "glu", "later", "with_a_hole"), CASES))
@@ -207,6 +208,7 @@ WHOLE: dict[str, Callable[[Tensor, Tensor], Any]] = {
 }
 
 
+@pytest.mark.every(3)
 @pytest.mark.usefixtures("templates_win")
 @pytest.mark.parametrize("options", BACK_ENDS.values())
 @pytest.mark.parametrize("name", WHOLE)

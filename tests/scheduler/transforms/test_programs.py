@@ -357,6 +357,7 @@ def assert_one_kernel(f: Callable[..., Any], template: str, *args: Tensor, toler
 END_TO_END = ("causal", "gpt2", "few heads", "of keys", "of the library, causal")
 
 
+@pytest.mark.every(3)
 @pytest.mark.usefixtures("registered")
 @pytest.mark.parametrize("template", BACK_ENDS)
 @pytest.mark.parametrize("spelling", END_TO_END)
@@ -436,6 +437,7 @@ def some(name: str, every: int, begin: int) -> Iterator[Case]:
     yield from list(cases_of_dtype(template, torch.bfloat16))[begin::9]
 
 
+@pytest.mark.every(3)
 @pytest.mark.usefixtures("registered")
 @pytest.mark.parametrize(("name", "every"), [
     pytest.param("plain_attention", 31, marks=pytest.mark.interpret),

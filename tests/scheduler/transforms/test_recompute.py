@@ -150,6 +150,7 @@ TWO = ("two_at_once", "one_after_the_other")
 LENGTHS = [*((name, n) for name in CASES for n in (33, 260)), ("softmax", 1100), ("layer_norm", 1100)]
 
 
+@pytest.mark.every(3)
 @pytest.mark.usefixtures("cheap")
 @pytest.mark.parametrize(("name", "n"), LENGTHS[1:])
 def test_plans(name: str, n: int) -> None:
@@ -166,6 +167,7 @@ def test_plans(name: str, n: int) -> None:
     assert Reason.RECOMPUTE_CHEAP in reasons(plan)
 
 
+@pytest.mark.every(3)
 @pytest.mark.usefixtures("cheap")
 @pytest.mark.parametrize(("name", "n"), slow_but(lambda name, n: n == 33 or name in ("softmax", "layer_norm"), LENGTHS))
 def test_values(name: str, n: int) -> None:
@@ -217,6 +219,7 @@ def test_a_dropped_element_is_dropped_in_both() -> None:
     near(got, y / (1 + y.square().sum(-1, keepdim=True)), 1e-5)
 
 
+@pytest.mark.every(2)
 @pytest.mark.usefixtures("cheap")
 @pytest.mark.parametrize("name", ["softmax", "log_softmax", "layer_norm", "rms_norm"])
 def test_gradients(name: str) -> None:

@@ -111,6 +111,7 @@ def test_kernels(name: str, back_end: str) -> None:
     assert (operands(plan) == {()}) == plain
 
 
+@pytest.mark.every(2)
 @pytest.mark.cpu
 @pytest.mark.interpret
 @pytest.mark.parametrize("kind", UNITS, ids=lambda kind: str(kind).removeprefix("torch."))

@@ -233,6 +233,7 @@ def moved(q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
     return made.transpose(1, 2).flatten(2).relu(), lse
 
 
+@pytest.mark.every(3)
 @pytest.mark.usefixtures("registered")
 @pytest.mark.parametrize("template", BACK_ENDS)
 @pytest.mark.parametrize(

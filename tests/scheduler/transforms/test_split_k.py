@@ -55,6 +55,7 @@ CASES: dict[str, tuple[Callable[..., Tensor], list[Tensor]]] = {
 }
 
 
+@pytest.mark.every(2)
 @pytest.mark.parametrize("name", slow_but(lambda name: name in ("epilogue", "batch"), CASES))
 def test_two_launches(name: str) -> None:
     fn, args = CASES[name]

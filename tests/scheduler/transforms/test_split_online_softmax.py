@@ -62,6 +62,7 @@ def test_lengths_without_equal_shares_are_made_apart() -> None:
     assert len(planned(logsumexp, torch.empty(4, 262147)).kernels) == 4
 
 
+@pytest.mark.every(2)
 @pytest.mark.interpret
 @pytest.mark.parametrize("f", [softmax, logsumexp, powers_too, weighted, lambda x: F.log_softmax(x, -1)])
 def test_results(f: Callable[..., Any]) -> None:

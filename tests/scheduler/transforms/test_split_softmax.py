@@ -103,6 +103,7 @@ def _slow(*values: Any) -> Any:
     return pytest.param(*values, marks=pytest.mark.slow)
 
 
+@pytest.mark.every(3)
 @pytest.mark.parametrize("parts", [1, 3])
 @pytest.mark.parametrize("name", SPELLINGS)
 @pytest.mark.cpu
@@ -111,6 +112,7 @@ def test_parts_are_joined(name, parts):
     assert_right("cpp_attention", function, [*inputs(2, 300, 4, 16), *more], parts)
 
 
+@pytest.mark.every(2)
 @pytest.mark.interpret
 @pytest.mark.parametrize(
     ("name", "parts"), [("softcap", 1), ("no keys", 3), *(_slow(name, 3) for name in SPELLINGS if name != "no keys")]

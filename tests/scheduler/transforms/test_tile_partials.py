@@ -158,6 +158,7 @@ TELLING = (
 )  # fmt: skip
 
 
+@pytest.mark.every(5)
 @pytest.mark.parametrize("options", [pytest.param(GPU, id="triton"), pytest.param(CPP, id="cpp")])
 @pytest.mark.parametrize("name", CASES)
 def test_plans(name: str, options: Options) -> None:
@@ -171,6 +172,7 @@ def test_plans(name: str, options: Options) -> None:
         assert (largest(plan) >= elements) == case.stored
 
 
+@pytest.mark.every(5)
 @pytest.mark.parametrize(
     ("name", "options"),
     slow_but(lambda name, options: options is OPTIONS or name in TELLING, itertools.product(CASES, (OPTIONS, CPP_OPTIONS))),
@@ -215,6 +217,7 @@ def test_rows_that_are_read_again_are_reduced_then() -> None:
         assert (len(plan.kernels), parts(plan)) == (2, [])
 
 
+@pytest.mark.every(4)
 @pytest.mark.parametrize("tiles", [(32, 32), (64, 32), (32, 64), (128, 128), (16, 128)], indirect=True)
 @pytest.mark.parametrize("name", ["log_sum_exp", "argmax", "columns", "heads_in_tile", "variance", "batch_all"])
 def test_tiles_of_any_shape(name: str, tiles: tuple[int, int]) -> None:
@@ -226,6 +229,7 @@ def test_tiles_of_any_shape(name: str, tiles: tuple[int, int]) -> None:
     check(case.f, *case.inputs(), tolerance=2e-5)
 
 
+@pytest.mark.every(3)
 @pytest.mark.usefixtures("tf32")
 @pytest.mark.parametrize("name", ["log_sum_exp", "argmax", "columns", "heads_in_tile", "loss"])
 @pytest.mark.parametrize("template", ["triton_matmul_persistent", "triton_matmul_tiles"])
@@ -376,6 +380,7 @@ PICKING: dict[str, tuple[Callable[..., Any], tuple[int, ...], torch.dtype, int]]
 }
 
 
+@pytest.mark.every(3)
 @LANGUAGES
 @pytest.mark.parametrize("name", slow_but(lambda name: name in ("mean", "ignored", "one_tile", "capped"), PICKING))
 def test_a_cross_entropy_stores_no_logits(name: str, options: dict[str, Any]) -> None:
@@ -463,6 +468,7 @@ def test_a_cross_entropy_of_each_row_ignores_targets() -> None:
     check(lambda x, w, t: F.cross_entropy(F.linear(x, w), t, reduction="none"), r(70, 40), r(90, 40), target)
 
 
+@pytest.mark.every(3)
 @LANGUAGES
 @pytest.mark.parametrize("scalar", [cross_entropy, capped])
 def test_a_cross_entropy_with_gradients(scalar: Callable[..., Tensor], options: dict[str, Any]) -> None:
@@ -593,6 +599,7 @@ def test_a_cross_entropy_of_dynamic_sizes_stores_no_logits() -> None:
     assert largest(graph.plan) <= 4 * 128  # decided as if there were 128 rows and 128 columns
 
 
+@pytest.mark.every(3)
 @LANGUAGES
 @pytest.mark.parametrize("name", ["log_sum_exp", "argmax", "columns", "variance", "loss"])
 def test_dynamic_sizes(name: str, options: dict[str, Any]) -> None:

@@ -18,8 +18,10 @@ DTYPES = (torch.float32, torch.bfloat16, torch.float64, torch.int64, torch.int32
 # Every operator in every dtype, on the sample with special numbers. In these two, on one of several vectors and a rest as well:
 # loads, stores and rests of vectors of the other dtypes are in test_cpp_vector.py, the samples left in `test_every_sample`.
 BOTH_SAMPLES = (torch.float32, torch.int64)
-# Indexing moves elements, so these stand for the others: a dtype of each size, floats and integers. The rest is slow.
-MOVED = (torch.float32, torch.bfloat16, torch.int64, torch.bool)
+# Indexing moves elements, so these stand for the others. The rest is slow.
+MOVED = (torch.float32, torch.bool)
+# All operators in the first of these, and a batch in each other one. Each operation in each type is in test_cpp_vector.py.
+COMPUTED = (torch.float32, torch.bfloat16, torch.int64, torch.bool)
 
 
 def _elementwise(dtypes: Sequence[torch.dtype]) -> list[Row]:
@@ -42,14 +44,20 @@ def check(rows: Sequence[Row], part: int = 0, parts: int = 1) -> None:
     assert not failures, f"{len(failures)} of {len(chosen)} rows fail\n{report(failures)}"
 
 
-def _marks(name: str, dtype: torch.dtype) -> tuple[pytest.MarkDecorator, ...]:
-    return (pytest.mark.slow,) if name == "indexing" and dtype not in MOVED else ()
+def _marks(name: str, dtype: torch.dtype, part: int) -> tuple[pytest.MarkDecorator, ...]:
+    told = MOVED if name == "indexing" else COMPUTED
+    return () if dtype is told[0] or (dtype in told and part == 0) else (pytest.mark.slow,)
 
 
 def batches(names: Sequence[str] = tuple(TABLES), dtypes: Sequence[torch.dtype] = DTYPES) -> list[Any]:
     return [
         pytest.param(
-            name, dtype, part, SHARDS.get((name, dtype), 1), id=f"{name}-{_short(dtype)}-{part}", marks=_marks(name, dtype)
+            name,
+            dtype,
+            part,
+            SHARDS.get((name, dtype), 1),
+            id=f"{name}-{_short(dtype)}-{part}",
+            marks=_marks(name, dtype, part),
         )
         for dtype in dtypes
         for name in names

@@ -143,6 +143,7 @@ def check(f: Callable[..., Tensor], args: Sequence[Tensor], kernels: int | None 
     torch.testing.assert_close(got.double(), want, rtol=tolerance, atol=tolerance, equal_nan=True)
 
 
+@pytest.mark.every(3)
 @pytest.mark.parametrize("spelling", SPELLINGS)
 def test_spellings_are_one_kernel(spelling):
     check(SPELLINGS[spelling], inputs(), kernels=None if spelling in ("rotary", "turned_keys") else 1)
@@ -159,6 +160,7 @@ SHAPES = {  # rows, keys, size, values
 }
 
 
+@pytest.mark.every(3)
 @pytest.mark.parametrize("shape", SHAPES)
 @pytest.mark.parametrize("dtype", TOLERANCE, ids=lambda t: str(t).removeprefix("torch."))
 def test_shapes_and_types(shape, dtype):
@@ -280,6 +282,7 @@ def masked_rows(s: Tensor) -> Tensor:
 LOG_SUM_EXPS = {"plain": lambda s: s, "softcap": lambda s: 5 * torch.tanh(s / 5), "masked": masked_rows}
 
 
+@pytest.mark.every(4)
 @pytest.mark.parametrize("lengths", [(40, 70), (3, 517), (200, 530)])
 @pytest.mark.parametrize("dtype", TOLERANCE, ids=lambda t: str(t).removeprefix("torch."))
 @pytest.mark.parametrize("name", LOG_SUM_EXPS)
@@ -312,6 +315,7 @@ def some() -> list[Case]:
     ]
 
 
+@pytest.mark.slow  # test_templates_conformance.py has some problems of each template
 def test_the_template_conforms():
     report = check_template(registry.find(NAME), problems=some(), configs=1, device="cpu")
     assert not report.refused, str(report)

@@ -115,6 +115,7 @@ def some(name: str) -> list[Case]:
     return [plain(template, bf16), *list(cases(template))[3::29]]
 
 
+@pytest.mark.slow  # test_templates_conformance.py has some problems of each template
 @pytest.mark.parametrize("name", [OPERANDS, VALUES])
 def test_the_templates_conform(name: str) -> None:
     report = check_template(registry.find(name), problems=some(name), configs=1, device="cpu")

@@ -84,11 +84,13 @@ def check(problem: Problem, name: str, pick: int = 0, taken: bool = True) -> Non
     torch.testing.assert_close(got.double(), want, rtol=tolerance, atol=tolerance)
 
 
+@pytest.mark.every(3)
 @pytest.mark.parametrize("kind", PROBLEMS)
 def test_direct_convolutions_of_channels(kind):
     check(PROBLEMS[kind], CHANNELS)
 
 
+@pytest.mark.every(3)
 @pytest.mark.parametrize("kind", PROBLEMS)
 def test_direct_convolutions_along_contiguous_images(kind):
     check(replace(PROBLEMS[kind], channels_last=False), ROWS)
@@ -108,6 +110,7 @@ WINDOWS = {  # blocks of the engine begin and end in the middle of rows, images 
 }
 
 
+@pytest.mark.every(3)
 @pytest.mark.parametrize("channels_last", [True, False])
 @pytest.mark.parametrize("kind", WINDOWS)
 def test_the_engine_packs_windows(kind, channels_last):
@@ -134,6 +137,7 @@ def test_a_template_that_nobody_measured_is_not_taken_by_default():
         assert not [v for v in report.verdicts if v.reason is Reason.TEMPLATE], report
 
 
+@pytest.mark.slow  # test_templates_conformance.py has some problems of each template
 @pytest.mark.parametrize("name", [CHANNELS, ROWS])
 def test_conformance(name):
     template = registry.find(name)

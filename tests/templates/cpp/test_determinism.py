@@ -60,6 +60,7 @@ def threads(request: pytest.FixtureRequest) -> Iterator[int]:
     torch.set_num_threads(before)
 
 
+@pytest.mark.every(3)
 @pytest.mark.parametrize("name", PATTERNS)
 def test_every_run_gives_the_same_bits(name: str, threads: int) -> None:
     fn, args = PATTERNS[name]

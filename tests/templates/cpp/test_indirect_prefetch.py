@@ -121,6 +121,7 @@ def test_a_step_gathers_as_many_lanes_as_a_register_has_indices() -> None:
     assert "constexpr int L = 16;" in source_of(pick, torch.randn(40, 64), rows(30, top=40))
 
 
+@pytest.mark.every(5)
 @pytest.mark.parametrize("dynamic", [False, True])
 @pytest.mark.parametrize("count", [0, 1, 7, 3000])
 @pytest.mark.parametrize("f", [gather_rows, gather_columns, pick, shifted, scatter, add_rows], ids=lambda f: f.__name__)

@@ -72,6 +72,7 @@ def test_units_share_them() -> None:
     assert (counters["cpp.compiles"], counters["cpp.loops"]) == (4, 8)
 
 
+@pytest.mark.every(3)
 @pytest.mark.parametrize(("a", "b"), [("float", "float"), ("bfloat16", "bfloat16"), ("float", "int8_t"), ("int8_t", "int8_t")])
 def test_units_have_none_of_their_own(a: str, b: str, tmp_path: Path) -> None:
     """What takes long to compile is called, and in the unit itself only with KGEN_OWN_LOOPS."""
@@ -95,6 +96,7 @@ def test_units_have_none_of_their_own(a: str, b: str, tmp_path: Path) -> None:
     assert {"multiply", "pack_panels", "dot_columns"} <= own
 
 
+@pytest.mark.every(3)
 @pytest.mark.parametrize(("a", "b"), [("float", "float"), ("bfloat16", "bfloat16"), ("float", "int8_t"), ("int8_t", "double")])
 @pytest.mark.parametrize("few", [0, 16])
 def test_values(few: int, a: str, b: str) -> None:

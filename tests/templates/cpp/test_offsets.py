@@ -121,6 +121,7 @@ def test_equal_offsets_are_one_size() -> None:
     assert ix.substitute(made.store[0], back) is statement.store[0]
 
 
+@pytest.mark.every(2)
 @pytest.mark.cpu
 @pytest.mark.parametrize("function", FUNCTIONS, ids=lambda f: f.__name__)
 def test_functions_with_offsets_are_right(function: Callable[[Tensor, Tensor], Tensor]) -> None:

@@ -95,6 +95,7 @@ def check(rows: list[Row]) -> None:
 
 
 # The other two pairs of an axis and a direction run in `test_dtypes_with_symbolic_lengths`.
+@pytest.mark.every(2)
 @pytest.mark.parametrize(
     ("axis", "reverse"), slow_but(lambda axis, reverse: axis == reverse, itertools.product((0, 1), (False, True)))
 )
@@ -102,6 +103,7 @@ def test_lengths(axis: int, reverse: bool) -> None:
     check([row(op, torch.float32, [n], axis, reverse) for op in SCANS for n in LENGTHS])
 
 
+@pytest.mark.every(2)
 @pytest.mark.parametrize(
     ("axis", "reverse"), slow_but(lambda axis, reverse: axis != reverse, itertools.product((0, 1), (False, True)))
 )

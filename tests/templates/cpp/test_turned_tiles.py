@@ -34,6 +34,7 @@ def source_of(f: Callable[..., Tensor], *args: Tensor) -> str:
     return kernel.source
 
 
+@pytest.mark.every(5)
 @pytest.mark.parametrize("dtype", KINDS, ids=str)
 @pytest.mark.parametrize(("rows", "columns"), [(32, 64), (33, 65), (47, 100), (257, 300), (96, 40)])
 def test_transposed_operands(dtype: torch.dtype, rows: int, columns: int) -> None:
@@ -65,6 +66,7 @@ def test_sizes_at_run_time() -> None:
         assert torch.equal(compiled(x, y), added(x, y))
 
 
+@pytest.mark.every(5)
 @pytest.mark.parametrize("step", [2, 4])
 @pytest.mark.parametrize("length", [64, 66, 127, 130])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16, torch.uint8], ids=str)

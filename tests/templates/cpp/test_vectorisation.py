@@ -196,6 +196,7 @@ def scaled(tree: Any) -> Any:
     return tree.repeat([4 if n > 1 else 1 for n in tree.shape]) if isinstance(tree, torch.Tensor) else tree
 
 
+@pytest.mark.every(2)
 @pytest.mark.parametrize("part", range(2))
 def test_no_kernel_is_scalar_as_a_whole(part: int) -> None:
     """The op table on larger inputs: every kernel of at least 64 points has a vector loop, but for scans along one line."""

@@ -53,6 +53,7 @@ def some_config(seed: int) -> Pick:
     return lambda found: found[seed * 7 % len(found)]
 
 
+@pytest.mark.every(2)
 @pytest.mark.interpret
 @pytest.mark.parametrize("seed", [pytest.param(n, marks=() if n < 3 else pytest.mark.slow) for n in range(150)])
 @pytest.mark.parametrize("name", [GEMM, DIRECT])
@@ -80,6 +81,7 @@ def test_sums_of_gradients_go_over_positions_of_all_images() -> None:
     assert [problem_of(WEIGHT, made).size(axis) for axis in "gtkmn"] == [1, 3 * 2, 3 * 5 * 5, 6, 8]
 
 
+@pytest.mark.every(2)
 @pytest.mark.interpret
 @pytest.mark.parametrize("split", [False, True])
 def test_long_sums_are_split(split: bool) -> None:
@@ -179,8 +181,9 @@ def launches(name: str, made: Convolution | FilterGradient) -> list[Any]:
     return list(dict.fromkeys(found))
 
 
+@pytest.mark.every(2)
 @pytest.mark.ptx
-@pytest.mark.parametrize("arch", [80, 90])
+@pytest.mark.parametrize("arch", [90, 80])
 @pytest.mark.parametrize("kind", [pytest.param(k, marks=() if k == "gemm" else pytest.mark.slow) for k in COMPILED])
 def test_configurations_compile_for_gpus(kind: str, arch: int) -> None:
     """Without spilled registers, and in the shared memory that they are said to need."""

@@ -124,6 +124,7 @@ def step_of(plan: Any) -> Any:
     return step
 
 
+@pytest.mark.every(4)
 @pytest.mark.ptx
 @pytest.mark.parametrize("name", CASES)
 def test_every_configuration_compiles_and_fits(name: str) -> None:

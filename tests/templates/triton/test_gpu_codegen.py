@@ -14,6 +14,7 @@ from codegen import near
 from gpu_graphs import GRAPHS, Maker, Ran, run, short_rows, short_shares, wide_indices
 
 from kgen.backend import kgen_backend
+from tests.slow import slow_but
 
 pytestmark = [pytest.mark.interpret, pytest.mark.cpu, pytest.mark.filterwarnings("ignore::UserWarning")]
 
@@ -24,7 +25,7 @@ def interpreted(name: str, **how: Any) -> Ran:
         return run(graph.fn, *graph.inputs(Maker()), backward=graph.backward, gpu_interpreter=True, **how)
 
 
-@pytest.mark.parametrize("name", GRAPHS)
+@pytest.mark.parametrize("name", slow_but(lambda name: name not in ("long_loss", "mixed_dtypes"), GRAPHS))
 def test_graphs(name: str) -> None:
     ran, graph = interpreted(name), GRAPHS[name]
     assert graph.kinds <= ran.kinds
@@ -32,6 +33,7 @@ def test_graphs(name: str) -> None:
         assert ran.loops == graph.loops
 
 
+@pytest.mark.every(2)
 @pytest.mark.parametrize("name", ["softmax", "statistics", "columns", "arg_reductions"])
 def test_rows_that_two_kernels_share(name: str) -> None:
     """The reductions of `GRAPHS` again, cut in shares of 16 points, the last one ragged."""
@@ -43,6 +45,7 @@ def test_rows_that_two_kernels_share(name: str) -> None:
     )  # statistics have a mean, whose shares must be equal
 
 
+@pytest.mark.every(3)
 @pytest.mark.parametrize(
     "name", ["chain", "transposed", "gathers", "softmax", "arg_reductions", "long_softmax", "long_arg_reductions", "long_scans"]
 )
@@ -65,6 +68,7 @@ INFINITE = torch.tensor(
 )
 
 
+@pytest.mark.every(3)
 @pytest.mark.parametrize("options", [{}, {"gpu_interpreter": True}], ids=["cpu", "gpu"])
 @pytest.mark.parametrize("long", [False, True], ids=["rows", "loop"])
 def test_sums_of_exponentials_of_infinite_numbers(options: dict[str, Any], long: bool) -> None:
@@ -102,6 +106,7 @@ DYNAMIC: dict[str, Callable[..., Any]] = {
 }
 
 
+@pytest.mark.every(2)
 @pytest.mark.parametrize("name", DYNAMIC)
 def test_one_graph_for_many_sizes(name: str) -> None:
     fn, counts = DYNAMIC[name], CompileCounter()

@@ -89,6 +89,7 @@ def _marked() -> Iterator[Any]:
         yield pytest.param(name, marks=() if name in TELLING else pytest.mark.slow)
 
 
+@pytest.mark.every(3)
 @pytest.mark.parametrize("arch", ARCHES)
 @pytest.mark.parametrize("name", _marked())
 def test_graphs_compile(name: str, arch: int) -> None:
@@ -142,6 +143,7 @@ MODELS: dict[str, tuple[Any, list[torch.Tensor], set[str]]] = {
 }
 
 
+@pytest.mark.every(3)
 @pytest.mark.parametrize("templates", [False, True])
 @pytest.mark.parametrize("name", MODELS)
 def test_tensors_on_a_gpu_that_is_not_here(name: str, templates: bool) -> None:

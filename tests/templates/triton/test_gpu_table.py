@@ -38,6 +38,7 @@ def batches(*dtypes: torch.dtype) -> list[Any]:
     ]
 
 
+@pytest.mark.every(2)
 @pytest.mark.parametrize(("dtype", "part"), batches(torch.float32))
 def test_agrees_with_eager(dtype: torch.dtype, part: int) -> None:
     check(rows(dtype)[part :: SHARDS[dtype]], dtype)

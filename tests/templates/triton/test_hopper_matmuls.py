@@ -97,6 +97,7 @@ def smallest(configs: Sequence[Config]) -> Sequence[Config]:
     return sorted(configs, key=lambda c: (c.BLOCK_M * c.BLOCK_N, -c.EPILOGUE_SUBTILES))[:1]
 
 
+@pytest.mark.every(3)
 @pytest.mark.interpret
 @pytest.mark.cpu
 @pytest.mark.usefixtures("tf32")
@@ -156,6 +157,7 @@ IN_REGISTERS: dict[str, tuple[Callable[..., Tensor], list[Tensor]]] = {
 }
 
 
+@pytest.mark.every(3)
 @pytest.mark.ptx
 @pytest.mark.usefixtures("tf32")
 @pytest.mark.parametrize("template", ["triton_matmul", *TEMPLATES, "triton_matmul_b_resident"])
@@ -302,6 +304,7 @@ SHAPES: dict[str, tuple[Callable[..., Tensor], list[Tensor]]] = {
 PICKED = {"activation": (0, 5, 10), "computed": (0, 9), "turned": (0, 3, 10), "computed_to_float32": (0, 10)}
 
 
+@pytest.mark.every(2)
 @pytest.mark.ptx
 @pytest.mark.parametrize("template", TEMPLATES)
 def test_exact_matmuls_of_what_repeats_fit(template: str) -> None:
@@ -314,6 +317,7 @@ def test_exact_matmuls_of_what_repeats_fit(template: str) -> None:
         assert found.shared <= made.needs[0].shared, made.configs
 
 
+@pytest.mark.every(3)
 @pytest.mark.ptx
 @pytest.mark.usefixtures("tf32")
 @pytest.mark.parametrize("template", TEMPLATES)

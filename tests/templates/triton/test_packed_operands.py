@@ -66,6 +66,7 @@ def smallest(configs: Sequence[Config]) -> Sequence[Config]:
     return sorted(configs, key=lambda c: c.get("BLOCK_M") * c.get("BLOCK_N") * c.get("BLOCK_K"))[:1]
 
 
+@pytest.mark.every(3)
 @pytest.mark.parametrize(("name", "template"), TAKES)
 def test_neighbours_come_from_one_load(name: str, template: str) -> None:
     """The blocks along the sum are shorter than it and do not divide it."""

@@ -124,6 +124,7 @@ def test_sums_down_columns(dynamic: bool) -> None:
             torch.testing.assert_close(got, want, rtol=1e-4, atol=1e-4)
 
 
+@pytest.mark.every(3)
 @pytest.mark.parametrize("dynamic", [False, True])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.int64, torch.uint8], ids=str)
 def test_permuted_copies(dtype: torch.dtype, dynamic: bool) -> None:
@@ -134,6 +135,7 @@ def test_permuted_copies(dtype: torch.dtype, dynamic: bool) -> None:
         assert torch.equal(compiled(x), permuted(x))
 
 
+@pytest.mark.every(5)
 @pytest.mark.parametrize("length", [65, 255, 256, 1000, 1024, 1025])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16], ids=str)
 def test_results(length: int, dtype: torch.dtype) -> None:

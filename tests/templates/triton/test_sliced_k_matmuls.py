@@ -89,8 +89,9 @@ def test_long_matrices_are_the_rows_of_others() -> None:
     assert "m x1<6" in made.matmuls[0].source
 
 
+@pytest.mark.every(5)
 @pytest.mark.ptx
-@pytest.mark.parametrize("arch", [80, 90])
+@pytest.mark.parametrize("arch", [90, 80])
 @pytest.mark.parametrize("name", CASES)
 def test_they_compile(name: str, arch: int) -> None:
     """Within the memory that they ask for, without a stack, and without the conversion that makes 16 floats in a cycle."""
@@ -112,8 +113,9 @@ LONG: dict[str, Case] = {
 }
 
 
+@pytest.mark.every(2)
 @pytest.mark.ptx
-@pytest.mark.parametrize("arch", [80, 90])
+@pytest.mark.parametrize("arch", [90, 80])
 @pytest.mark.parametrize("name", slow_but(lambda name: name == "linear", LONG))
 def test_every_configuration_fits(name: str, arch: int) -> None:
     """Sums of several steps, so that all stages are there."""

@@ -167,6 +167,7 @@ def assert_right(name: str, dtype: torch.dtype, pick: Callable[..., Config] = la
     torch.testing.assert_close(got.double(), want, rtol=TOLERANCE[dtype], atol=TOLERANCE[dtype], equal_nan=True)
 
 
+@pytest.mark.every(2)
 @pytest.mark.interpret
 @pytest.mark.parametrize("name", [pytest.param(n, marks=() if n in QUICK else pytest.mark.slow) for n in SPELLINGS])
 def test_it_is_right(name):

@@ -63,12 +63,14 @@ def assert_right(name: str, dtype: torch.dtype, template: str, wanted: str) -> N
         torch.testing.assert_close(one.double(), right, rtol=0, atol=limit)
 
 
+@pytest.mark.every(2)
 @pytest.mark.interpret
 @pytest.mark.parametrize("name", [pytest.param(n, marks=() if n in QUICK else pytest.mark.slow) for n in CASES])
 def test_gradients_of_queries_and_keys_are_right(name: str) -> None:
     assert_right(name, f32, OPERANDS, "qk")
 
 
+@pytest.mark.every(2)
 @pytest.mark.interpret
 @pytest.mark.parametrize("name", [pytest.param(n, marks=() if n in QUICK else pytest.mark.slow) for n in CASES])
 def test_gradients_of_values_are_right(name: str) -> None:

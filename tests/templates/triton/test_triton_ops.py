@@ -230,6 +230,7 @@ def test_casts(run, source):
         near(got, a.long().to(target) if wraps else a.to(target))
 
 
+@pytest.mark.every(2)
 @pytest.mark.parametrize("narrow", ops.NARROW_FLOATS, ids=short)
 def test_narrow_floats(run, narrow):
     bits = torch.int16 if narrow.itemsize == 2 else torch.uint8

@@ -111,6 +111,7 @@ def interpreted(tiling: Tiling, graph: ir.Graph, inputs: tuple[Tensor, ...], fol
     return made.launch.source, {name: found[name] for name in made.buffers if name not in names}
 
 
+@pytest.mark.every(4)
 @pytest.mark.interpret
 @pytest.mark.parametrize(
     ("case", "kind"), slow_but(lambda case, kind: kind == next(iter(KINDS)) or case == "plane", itertools.product(CASES, KINDS))

@@ -51,6 +51,7 @@ def empty(*shape: int, dtype: torch.dtype = torch.bfloat16) -> Tensor:
     return torch.empty(shape, dtype=dtype)
 
 
+@pytest.mark.every(2)
 @pytest.mark.parametrize("length", slow_but(lambda n: n in (1, 33, 1009), [1, 16, 33, 80, 100, 1009]))
 def test_full_rows(length: int) -> None:
     """A group may have a tile less than the other one, or none."""
@@ -59,6 +60,7 @@ def test_full_rows(length: int) -> None:
             run(kernel, programs_of(config, length))
 
 
+@pytest.mark.every(3)
 @pytest.mark.parametrize("name", rows.CASES)
 def test_full_rows_of_all_kinds(name: str) -> None:
     fn, args = rows.CASES[name]
@@ -66,6 +68,7 @@ def test_full_rows_of_all_kinds(name: str) -> None:
         run(kernel, programs_of(config, args[0].shape[-3] if "heads" in name else args[0].shape[-2]))
 
 
+@pytest.mark.every(5)
 @pytest.mark.parametrize("name", warp_specialized.CASES)
 def test_parts_of_their_own(name: str, tf32: None) -> None:
     fn, args = warp_specialized.CASES[name]
@@ -77,6 +80,7 @@ def matmul(x: Tensor, w: Tensor, y: Tensor) -> Tensor:
     return torch.relu(x @ w) + y
 
 
+@pytest.mark.every(2)
 @pytest.mark.parametrize("length", slow_but(lambda n: n in (1, 4100), [1, 1024, 4100, 9000]))
 def test_parts_of_their_own_with_many_tiles(length: int) -> None:
     for _, kernel in kernels(warp_specialized.NAME, matmul, (empty(length, 200), empty(200, 1024), empty(length, 1024))):

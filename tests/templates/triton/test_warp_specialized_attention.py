@@ -64,6 +64,7 @@ PROTOCOLS = {
 }
 
 
+@pytest.mark.every(2)
 @pytest.mark.none
 @pytest.mark.parametrize("name", PROTOCOLS)
 def test_all_warps_come_to_their_end(name: str) -> None:

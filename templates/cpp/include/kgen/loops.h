@@ -15,9 +15,10 @@ namespace kgen {
 inline constexpr Full<1> one{};
 
 // Calls f(begin, end) on contiguous shares of [0, tasks), one a thread. Shares depend only on the number of threads. `grain` is the
-// least number of tasks worth a thread of its own: waking a thread costs microseconds.
+// least number of tasks worth a thread of its own: waking a thread costs microseconds. Always inlined, early: where the numbers
+// say that one thread does it all, the compiler drops what the others would run before it spends time on that.
 template <class F>
-inline void parallel_for(int threads, int64_t tasks, int64_t grain, F f) {
+KGEN_FN void parallel_for(int threads, int64_t tasks, int64_t grain, F f) {
   const int64_t useful = grain > 0 ? (tasks + grain - 1) / grain : tasks;
   const int count = int(useful < threads ? useful : threads);
   if (count <= 1 || omp_in_parallel()) {
@@ -32,10 +33,16 @@ inline void parallel_for(int threads, int64_t tasks, int64_t grain, F f) {
   }
 }
 
+// The same where there are few tasks: without threads there is no second copy of f to compile.
+template <class F>
+KGEN_FN void serial_for(int64_t tasks, F f) {
+  if (tasks > 0) f(int64_t(0), tasks);
+}
+
 // Like parallel_for over elements of a vector loop: shares begin at multiples of the lane count.
 template <int L, class F>
-inline void parallel_lanes(int threads, int64_t extent, int64_t grain, F f) {
-  parallel_for(threads, (extent + L - 1) / L, (grain + L - 1) / L, [&](int64_t begin, int64_t end) {
+KGEN_FN void parallel_lanes(int threads, int64_t extent, int64_t grain, F f) {
+  parallel_for(threads, (extent + L - 1) / L, (grain + L - 1) / L, [&](int64_t begin, int64_t end) KGEN_INLINE {
     f(begin * L, end * L < extent ? end * L : extent);
   });
 }
