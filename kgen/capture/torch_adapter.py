@@ -343,7 +343,7 @@ def _copy_overwritten(joint_graph: GraphModule) -> None:
         with joint_graph.graph.inserting_before(_first_call(joint_graph)):
             copy = joint_graph.graph.call_function(torch.ops.aten.clone.default, (node,))
         copy.meta.update(val=fake_result(copy), recompute=CheckpointPolicy.MUST_SAVE)
-        node.replace_all_uses_with(copy, delete_user_cb=lambda user, copy=copy, node=node: _reads_old(user, copy, node))
+        node.replace_all_uses_with(copy, delete_user_cb=partial(_reads_old, node, copy))
 
 
 def _overwritten(joint_graph: GraphModule) -> list[torch.fx.Node]:
@@ -358,8 +358,9 @@ def _overwritten(joint_graph: GraphModule) -> list[torch.fx.Node]:
 
 def _needed_by_gradients(joint_graph: GraphModule) -> set[torch.fx.Node]:
     output = joint_graph.graph.output_node()
-    made, left = output.meta.get("desc") or (), list[torch.fx.Node]()
-    left += [n for n, one in zip(output.args[0], made, strict=False) if isinstance(one, GradAOTOutput) and n is not None]
+    outputs = cast(Sequence[torch.fx.Node | None], output.args[0])
+    made = output.meta.get("desc") or ()
+    left = [n for n, one in zip(outputs, made, strict=False) if isinstance(one, GradAOTOutput) and n is not None]
     needed = set[torch.fx.Node]()
     while left:
         node = left.pop()
@@ -369,7 +370,7 @@ def _needed_by_gradients(joint_graph: GraphModule) -> set[torch.fx.Node]:
     return needed
 
 
-def _reads_old(user: torch.fx.Node, copy: torch.fx.Node, node: torch.fx.Node) -> bool:
+def _reads_old(node: torch.fx.Node, copy: torch.fx.Node, user: torch.fx.Node) -> bool:
     return user is not copy and not _writes(user, node)
 
 
