@@ -28,7 +28,7 @@ import torch
 from torch._dynamo.backends.common import aot_autograd
 from torch._dynamo.utils import get_debug_dir
 from torch._functorch import config as functorch_config
-from torch._functorch._aot_autograd.descriptors import InputMutationAOTOutput
+from torch._functorch._aot_autograd.descriptors import GradAOTOutput, InputMutationAOTOutput
 from torch._functorch._aot_autograd.schemas import OutputType, SerializableAOTDispatchCompiler, SubclassCreationMeta
 from torch._functorch.partitioners import min_cut_rematerialization_partition
 from torch._guards import TracingContext, detect_fake_mode
@@ -339,14 +339,43 @@ def _save_compared(joint_graph: GraphModule) -> None:
 def _copy_overwritten(joint_graph: GraphModule) -> None:
     """Backward gets a copy of an input that the graph overwrites, if it needs the old contents: autograd refuses a saved tensor
     that has changed. Eager may need no copy, where it saves a result from which the partitioner would compute nothing."""
+    for node in _overwritten(joint_graph):
+        with joint_graph.graph.inserting_before(_first_call(joint_graph)):
+            copy = joint_graph.graph.call_function(torch.ops.aten.clone.default, (node,))
+        copy.meta.update(val=fake_result(copy), recompute=CheckpointPolicy.MUST_SAVE)
+        node.replace_all_uses_with(copy, delete_user_cb=partial(_reads_old, node, copy))
+
+
+def _overwritten(joint_graph: GraphModule) -> list[torch.fx.Node]:
+    """Inputs that the graph overwrites: AOTAutograd writes some after the call, and lets the graph write others itself. Nobody
+    checks the latter, which a backward that computes an intermediate result again would read with their new contents."""
     made = joint_graph.graph.output_node().meta.get("desc") or ()
     changed = {one.mutated_input for one in made if isinstance(one, InputMutationAOTOutput)}
-    for node in joint_graph.graph.find_nodes(op="placeholder"):
-        if node.meta.get("desc") in changed:
-            with joint_graph.graph.inserting_before(_first_call(joint_graph)):
-                copy = joint_graph.graph.call_function(torch.ops.aten.clone.default, (node,))
-            copy.meta.update(val=fake_result(copy), recompute=CheckpointPolicy.MUST_SAVE)
-            node.replace_all_uses_with(copy, delete_user_cb=lambda user, copy=copy: user is not copy)
+    needed = _needed_by_gradients(joint_graph)
+    inputs = joint_graph.graph.find_nodes(op="placeholder")
+    return [n for n in inputs if n.meta.get("desc") in changed or (n in needed and any(_writes(u, n) for u in n.users))]
+
+
+def _needed_by_gradients(joint_graph: GraphModule) -> set[torch.fx.Node]:
+    output = joint_graph.graph.output_node()
+    outputs = cast(Sequence[torch.fx.Node | None], output.args[0])
+    made = output.meta.get("desc") or ()
+    left = [n for n, one in zip(outputs, made, strict=False) if isinstance(one, GradAOTOutput) and n is not None]
+    needed = set[torch.fx.Node]()
+    while left:
+        node = left.pop()
+        if node not in needed:
+            needed.add(node)
+            left += node.all_input_nodes
+    return needed
+
+
+def _reads_old(node: torch.fx.Node, copy: torch.fx.Node, user: torch.fx.Node) -> bool:
+    return user is not copy and not _writes(user, node)
+
+
+def _writes(user: torch.fx.Node, node: torch.fx.Node) -> bool:
+    return user.target is torch.ops.aten.copy_.default and user.args[0] is node
 
 
 def _first_call(gm: GraphModule) -> torch.fx.Node:

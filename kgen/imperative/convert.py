@@ -184,6 +184,10 @@ def _put(target: ast.Subscript, value: ast.expr) -> ast.stmt:
     return ast.Expr(ast.Call(_of_blocks("put"), [target.value, _index(target.slice), value], []))
 
 
+def _unbound(names: Iterable[str], at: ast.AST) -> list[ast.stmt]:
+    return [_at(ast.Assign([ast.Name(one, ast.Store())], _of_blocks("UNDEFINED")), at) for one in sorted(names)]
+
+
 def _later(value: ast.expr) -> ast.expr:
     made = ast.Lambda(ast.arguments([], [], None, [], [], None, []), value)
     setattr(made, _OURS, True)
@@ -252,8 +256,7 @@ class _Converter:
         self.aliases = Aliases.of(body)
         self.tree.body = body
         body = self._block(body, frozenset())
-        unbound = [ast.Assign([ast.Name(one, ast.Store())], _of_blocks("UNDEFINED")) for one in sorted(self.early)]
-        self.tree.body = [*(_at(one, self.tree) for one in unbound), *body]
+        self.tree.body = [*_unbound(self.early, self.tree), *body]
 
     def _block(self, body: Sequence[ast.stmt], live: frozenset[str]) -> list[ast.stmt]:
         """The statements converted, from the last one on: what is read behind a statement decides what a block gives back."""
@@ -261,6 +264,11 @@ class _Converter:
         for position in range(len(body) - 1, -1, -1):
             made[:0] = self._statement(body[position], needed(body[position + 1 :], live))
         return made
+
+    def _opened(self, block: _Block, body: Sequence[ast.stmt], live: frozenset[str]) -> list[ast.stmt]:
+        """The statements of a block's function. A block in it may meet variables of the function before they are bound."""
+        made = self._block(body, live)
+        return [*_unbound(self.early & assigned(*body) - frozenset(block.parameters), block.at), *made]
 
     def _statement(self, stmt: ast.stmt, live: frozenset[str]) -> list[ast.stmt]:
         if isinstance(stmt, ast.If):
@@ -306,7 +314,7 @@ class _Converter:
         whole = [*stmt.body, *stmt.orelse]
         block = self._described(stmt, whole, live, needed(stmt.body, live) | needed(stmt.orelse, live))
         names = [self._fresh("then"), self._fresh("orelse")]
-        parts = [self._block(body, live) for body in (stmt.body, stmt.orelse)]
+        parts = [self._opened(block, body, live) for body in (stmt.body, stmt.orelse)]
         functions = [block.function(name, body, ()) for name, body in zip(names, parts, strict=True)]
         test = _visited(stmt.test)
         return [*functions, block.call("branch", [test, *map(_name, names)])]
@@ -321,7 +329,7 @@ class _Converter:
         stop = getattr(stmt, STOP, None)
         flag = ast.Constant(block.site.state.index(stop) if stop else -1)
         self.depth += 1
-        body, name = self._block(stmt.body, again), self._fresh("body")
+        body, name = self._opened(block, stmt.body, again), self._fresh("body")
         self.depth -= 1
         if isinstance(stmt, ast.While):
             test = self._fresh("test")

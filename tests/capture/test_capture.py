@@ -119,6 +119,33 @@ def test_input_mutation() -> None:
     check(f, torch.randn(3, 3), torch.randn(3, 3))
 
 
+@pytest.mark.parametrize("dtype", [torch.int64, torch.float32])
+def test_backward_reads_what_stood_in_a_counter_when_forward_read_it(dtype: torch.dtype) -> None:
+    def f(x: Tensor, n: Tensor) -> Tensor:
+        with torch.no_grad():
+            n.add_(1)
+        y = x.sin() + n  # backward computes it again
+        with torch.no_grad():
+            n.mul_(3)
+        return y.cos() + n
+
+    def gradient(call: Callable[..., Tensor], x: Tensor) -> tuple[Tensor, Tensor]:
+        x, n = x.clone().requires_grad_(), torch.zeros((), dtype=dtype)
+        call(x, n).sum().backward()
+        assert x.grad is not None
+        return x.grad, n
+
+    x = torch.randn(7, dtype=torch.float64)
+    same(gradient(compiled(f), x), gradient(f, x))
+
+
+def test_statistics_that_no_gradient_needs_are_not_copied(seen: list[Any]) -> None:
+    norm = nn.BatchNorm1d(3)
+    compiled(norm)(torch.randn(4, 3)).sum().backward()
+    forward = next(gm for gm, info in seen if info.role == "forward")
+    assert not forward.graph.find_nodes(op="call_function", target=torch.ops.aten.clone.default)
+
+
 def test_inference_mutations_stay_in_the_graph(seen: list[Any]) -> None:
     def f(x: Tensor) -> Tensor:
         return x.add_(1).sum()

@@ -274,3 +274,31 @@ def dot_until(a, b, n):
         total = total + a[i] * b[i]
         i += 1
     return total, i
+
+
+@program(lambda: (rows(5, 3) - 0.5, 5), gradients=True)
+def bound_in_both_branches(x, n):
+    made = torch.zeros_like(x)
+    for i in range(n):
+        if x[i].sum() > 0:
+            y = x[i] * 2
+            y = y.cos()
+        else:
+            y = -x[i]
+        made[i] = y
+    return made
+
+
+@program(lambda: (rows(90, 3) - 0.5, rows(90, 3), 90))
+def bound_in_branches_of_branches(x, b, n):
+    for i in range(n):
+        if x[i].sum() > 0:
+            if x[i, 0] > 0:
+                z = x[i] * 2
+                y = z + 1
+            else:
+                y = x[i].sin()
+        else:
+            y = -x[i]
+        b[i] = y
+    return b

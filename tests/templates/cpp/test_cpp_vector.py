@@ -587,6 +587,15 @@ def test_welford(reductions, dtype, width):
         torch.testing.assert_close(out.double(), want, rtol=2e-5 if dtype is not torch.float64 else 1e-12, atol=1e-30)
 
 
+@pytest.mark.parametrize("width", FOLDED_WIDTHS)
+def test_deviations_of_large_numbers_that_leave_lanes_empty(reductions, width):
+    # squared, they overflow; an empty lane's mean is as far from theirs as 0
+    for rows, n in ((1, 1), (1, 3), (1, 20), (3, 5)):
+        out = torch.empty(3)
+        reductions(f"variance_{short(torch.float32)}_{width}")(torch.full((rows, n), 2.0**120), rows, n, out)
+        assert out.tolist() == [2.0**120, 0, rows * n]
+
+
 # ---- random numbers, counting, tiles
 
 OTHERS = """

@@ -149,7 +149,8 @@ struct Welford {
     const V share = where_(gt_(both, T(0)), truediv_(theirs, both), T(0));
     const V delta = sub_(other.mean, mean);
     mean = multiply_add(delta, share, mean);
-    m2 = add_(add_(m2, other.m2), mul_(mul_(delta, delta), mul_(mine, share)));
+    // In this order: the square of a large delta overflows, and times the weight 0 of a lane without elements it were NaN.
+    m2 = add_(add_(m2, other.m2), mul_(delta, mul_(delta, mul_(mine, share))));
     steps += other.steps;
     extra = add_(extra, other.extra);
     ragged = ragged || other.ragged;
