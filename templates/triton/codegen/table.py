@@ -48,7 +48,7 @@ _UNARY = (
     " spherical_bessel_j0"
 )
 _BINARY = (
-    "maximum minimum fmax fmin truediv floordiv truncdiv remainder fmod gcd ipow shl shr pow atan2 hypot copysign nextafter"
+    "maximum minimum fmax fmin floordiv truncdiv remainder fmod gcd ipow shl shr pow atan2 hypot copysign nextafter"
 )
 _INFIX = {
     "add": "+", "sub": "-", "mul": "*", "eq": "==", "ne": "!=", "lt": "<", "le": "<=", "gt": ">", "ge": ">=",
@@ -60,6 +60,7 @@ TRITON_OPS: dict[str, str] = {
     **{name: f"lib.{name}({{0}})" for name in _UNARY.split()},
     **{name: f"lib.{name}({{0}}, {{1}})" for name in _BINARY.split()},
     **{name: f"{{0}} {sign} {{1}}" for name, sign in _INFIX.items()},
+    "truediv": "lib.divided({0}, {1})",
     "abs": "tl.abs({0})",
     "square": "{0} * {0}",
     "not": "~{0}",

@@ -13,10 +13,19 @@ from kgen.templates.triton.device.integers import float_of_byte
 def truediv(a, b):
     if b.dtype.is_fp64():
         return a / b
+    else:
+        return tl.div_rn(a, b)  # `/` is an approximation for float32
+
+
+@triton.jit
+def divided(a, b):
+    """Of tensors."""
+    if b.dtype.is_fp64():
+        return a / b
     elif b.numel < a.numel:
         return divided_by_few(a, b)
     else:
-        return tl.div_rn(a, b)  # `/` is an approximation for float32
+        return tl.div_rn(a, b)
 
 
 @triton.jit

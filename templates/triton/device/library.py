@@ -10,6 +10,7 @@ from kgen.templates.triton.device.arithmetic import (
     ceil,
     copysign,
     divide_integers,
+    divided,
     divided_by_few,
     floor,
     floordiv,
