@@ -20,7 +20,7 @@ from kgen.ir import values as vs
 from kgen.ir.index import Expr
 from kgen.ir.values import Value
 from kgen.lowering.builder import Builder
-from kgen.lowering.layout import as_traced
+from kgen.lowering.layout import as_traced, strides_of
 from kgen.lowering.tensor import Tensor, symbolic_float
 from kgen.lowering.unbacked import bindings
 
@@ -79,7 +79,7 @@ def extern(
     specs: list[Any] = []
     for position, item in enumerate(flat):
         if isinstance(item, torch.Tensor) and position in used and position not in skipped:
-            strides = symbols.sizes(item.stride()) if item.layout == torch.strided else None
+            strides = strides_of(builder, item, node) if item.layout == torch.strided else None
             specs.append((symbols.sizes(item.shape), item.dtype, item.device, strides))
         else:
             specs.append(None)

@@ -18,6 +18,17 @@ from kgen.lowering.tensor import Tensor, axes
 # Their results do not depend on how the operands lie, and a copy to eager's strides would be for nothing.
 _ANY_STRIDES = {torch.ops.aten.mm, torch.ops.aten.bmm, torch.ops.aten.addmm, torch.ops.aten.baddbmm}
 
+# Their library calls on a GPU take and give dense tensors in the order of the dimensions, where those on a CPU, and kernels of
+# kgen's own, also take channels that are last: the choice of layouts may have made them so.
+_IN_ORDER_ON_GPU = {torch.ops.aten.native_group_norm}
+
+
+def strides_of(b: Builder, value: torch.Tensor, node: Node) -> Sizes:
+    """The strides of an argument or result of the node's library call."""
+    if value.is_cuda and value.dim() > 1 and getattr(node.target, "overloadpacket", None) in _IN_ORDER_ON_GPU:
+        return ix.contiguous_strides(b.symbols.sizes(value.shape))
+    return b.symbols.sizes(value.stride())
+
 
 def store_with(tensor: Tensor, wanted: Sizes | None, copy: Callable[[Tensor], Tensor], b: Builder) -> Tensor:
     """The tensor in a buffer that `copy` makes, with strides `wanted` where they can be had: gaps stay gaps, and along a
@@ -55,8 +66,12 @@ def as_traced(b: Builder, node: Node, args: Any, kwargs: Mapping[str, Any]) -> t
         return args, dict(kwargs)
     written = _written(node)
     sources = (*node.args, *(None for _ in args[len(node.args) :]))
-    positional = tuple(a if k in written else placed(b, sources[k], a) for k, a in enumerate(args))
-    return positional, {k: a if k in written else placed(b, node.kwargs.get(k), a) for k, a in kwargs.items()}
+
+    def moved(key: int | str, source: Any, given: Any) -> Any:
+        return given if key in written else placed(b, source, given, node)
+
+    positional = tuple(moved(k, sources[k], a) for k, a in enumerate(args))
+    return positional, {k: moved(k, node.kwargs.get(k), a) for k, a in kwargs.items()}
 
 
 def _written(node: Node) -> set[int | str]:
@@ -68,14 +83,14 @@ def _written(node: Node) -> set[int | str]:
     return {key for pair in found for key in pair}
 
 
-def placed(b: Builder, source: Any, given: Any) -> Any:
-    """One argument, or a list of them, with the strides of what it is in the traced graph."""
+def placed(b: Builder, source: Any, given: Any, call: Node) -> Any:
+    """One argument of a call, or a list of them, with the strides of what it is in the traced graph."""
     if isinstance(source, list | tuple) and isinstance(given, list | tuple) and len(source) == len(given):
-        return tuple(placed(b, s, g) for s, g in zip(source, given, strict=True))
+        return tuple(placed(b, s, g, call) for s, g in zip(source, given, strict=True))
     value = source.meta.get("val") if isinstance(source, Node) else None
     if not isinstance(given, Tensor) or given.weak or not isinstance(value, torch.Tensor) or value.layout != torch.strided:
         return given
-    wanted = b.symbols.sizes(value.stride())
+    wanted = strides_of(b, value, call)
     if b.symbols.sizes(value.shape) != given.sizes or not is_storable(given.sizes, wanted):
         return given
     view = b.as_view(given)

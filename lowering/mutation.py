@@ -315,7 +315,8 @@ def _call_mutable(b: Builder, op: Any, kwargs: dict[str, Any], written: dict[str
     names = list(dict.fromkeys(_name(t) for t in written.values()))
     order = [a.name for a in op._schema.arguments]
     sources = b.current.kwargs
-    tree = {k: b.extern_tree(kwargs[k] if k in written else placed(b, sources.get(k), kwargs[k])) for k in order if k in kwargs}
+    given = {k: kwargs[k] if k in written else placed(b, sources.get(k), kwargs[k], b.current) for k in order if k in kwargs}
+    tree = {k: b.extern_tree(value) for k, value in given.items()}
     value = b.current.meta["val"]
     returned = list(value)[: len(op._schema.returns)] if isinstance(value, tuple | list) else []
     specs = [
