@@ -32,9 +32,12 @@ HOPPER, HALF = 9, 2
 def of_matrices(problem: Problem) -> str | None:
     """Why estimates that were fitted to matmuls say nothing of a problem: they count no address arithmetic, no loads that do
     not coalesce, and no prologue that runs again for each tap of a window. Nor were tiles of full rows, which are low and
-    wide, compared on sums over a vocabulary: the gradient of GPT-2's logits took 4.3 ms where 1.3 had been expected."""
+    wide, compared on sums over a vocabulary: the gradient of GPT-2's logits took 4.3 ms where 1.3 had been expected. Squares
+    as an operand of exact float32 arithmetic took twelve times the library's time (a mel spectrogram, H100)."""
     if problem.whole and problem.size("k") > LONGEST_SUM:
         return f"no GPU has measured tiles of full rows on sums of more than {LONGEST_SUM:,} terms"
+    if problem.exact_float32 and any(one.load is None for member in problem.members for one in member.values()):
+        return "no GPU has measured computed operands where float32 numbers are multiplied exactly"
     return _unknown_window(problem, lambda one: _is_read_once(problem, one) or _has_few_channels(problem, one))
 
 

@@ -13,6 +13,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch._subclasses import FakeTensorMode
 from torch.fx import GraphModule, Interpreter, Node
 
 import kgen
@@ -329,3 +330,12 @@ def test_a_training_step_is_compiled_in_one_layout() -> None:
     plain = torch.autograd.grad(module(x).square().sum(), list(module.parameters()))
     made = torch.compile(module, backend="kgen", fullgraph=True, options={"cache": False})
     same(torch.autograd.grad(made(x).square().sum(), list(module.parameters())), plain)
+
+
+@pytest.mark.parametrize(("taps", "least"), [(1, 1), (3, 3), (5, 10)])
+def test_a_gpus_depthwise_convolutions_pay_for_each_tap(taps: int, least: float) -> None:
+    """Of images whose channels are not the innermost dimension: times that the library moves them, at least."""
+    with FakeTensorMode():
+        image = torch.empty(32, 128, 56, 56, dtype=torch.bfloat16, device="cuda")
+        weight = torch.empty(128, 1, taps, taps, dtype=torch.bfloat16, device="cuda")
+    assert costs.channels_first([image], weight, 128) >= (least if taps > 1 else 0.5) * 2 * image.numel()

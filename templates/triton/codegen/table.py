@@ -47,9 +47,7 @@ _UNARY = (
     " i0 i0e i1 i1e ndtri log_ndtr bessel_j0 bessel_j1 bessel_y0 bessel_y1 modified_bessel_i0 modified_bessel_i1"
     " spherical_bessel_j0"
 )
-_BINARY = (
-    "maximum minimum fmax fmin floordiv truncdiv remainder fmod gcd ipow shl shr pow atan2 hypot copysign nextafter"
-)
+_BINARY = "maximum minimum fmax fmin floordiv truncdiv remainder fmod gcd ipow shl shr pow atan2 hypot copysign nextafter"
 _INFIX = {
     "add": "+", "sub": "-", "mul": "*", "eq": "==", "ne": "!=", "lt": "<", "le": "<=", "gt": ">", "ge": ">=",
     "and": "&", "or": "|", "xor": "^", "bitand": "&", "bitor": "|", "bitxor": "^",

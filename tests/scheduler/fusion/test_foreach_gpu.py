@@ -273,7 +273,7 @@ def test_accesses_are_vectors_and_each_leaf_loads_its_own_pointers(tmp_path: Any
     assert len(wide) % 7 == 0
     assert wide
     assert len(narrow) == 1  # the rate
-    assert "selp" not in ptx
+    assert not re.search(r"selp\.b64", ptx)  # of pointers; numbers may be chosen
     blocks = re.split(r"\n\$L\w+:|\bbra\b", ptx[ptx.index(".entry") :])
     assert max(len(re.findall(r"ld\.param", block)) for block in blocks) == 5
 
