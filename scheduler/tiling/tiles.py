@@ -84,7 +84,7 @@ def persistent(kernel: Kernel, limit: int = MAX_PERSISTENT) -> bool:
 def choose_tiles(kernel: Kernel, graph: ir.Graph, sizes: Sizes, gpu: Gpu, reorder: bool = True) -> Tiling:
     """The tiling of a kernel. Kernels without reductions and scans have no order among their points: all loops are axes."""
     kernel = linearized(kernel, graph)
-    if not any(s.kind in ("reduction", "scan") for s in kernel.statements):
+    if not any(s.kind in ("reduction", "scan") for s in kernel.statements) and not _reads_what_it_updates(kernel):
         kernel = _flattened(kernel)
     elif reorder:
         kernel = unflattened(kernel)
@@ -165,10 +165,23 @@ def _flattened(kernel: Kernel) -> Kernel:
     """Every loop an outer one: programs may run the points in any order. What ran once for all inner points runs at each of
     them; for an update in place that would be too often, so it runs at the first one alone."""
     statements = tuple(
-        replace(_once(s, kernel) if s.kind == "scatter" and not s.inner else s, inner=False, section=-1)
+        replace(_once(s, kernel) if s.target is not None and not s.inner else s, inner=False, section=-1)
         for s in sorted(kernel.statements, key=lambda s: s.section)
     )
     return replace(kernel, outer=kernel.outer + kernel.inner, inner=(), sections=0, statements=statements, rows=())
+
+
+def _reads_what_it_updates(kernel: Kernel) -> bool:
+    """Whether something but the update itself reads what is updated in place once for all inner points, before or after: other
+    programs would find either."""
+    updates = [s for s in kernel.statements if s.target is not None and not s.inner]
+    return any(
+        load.attr[0] in (update.target, *update.outs)
+        for update in updates
+        for s in kernel.statements
+        if s is not update
+        for load in vs.loads(s.roots)
+    )
 
 
 def _once(s: Statement, kernel: Kernel) -> Statement:
