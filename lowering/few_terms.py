@@ -20,6 +20,11 @@ LEAST_POINTS = 1 << 14
 MOST_COST = 32
 
 
+def are_last(dims: Sequence[int], rank: int) -> bool:
+    """Whether terms are neighbours: sums over batches and heads belong to what makes the tensors that they are sums of."""
+    return list(dims) == list(range(rank - len(dims), rank))
+
+
 def are_few(sizes: ir.Sizes, loops: Sequence[Var]) -> bool:
     """Whether there are few terms at each of many points."""
     counts = [v.extent.as_int() for v in loops]

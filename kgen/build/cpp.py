@@ -311,7 +311,7 @@ def _use_header(header: Path) -> list[str]:
 
 
 def prepare(on_cpu: bool | None = None) -> None:
-    """Start building in the background what every graph needs, the runtime; and for kernels on the CPU header and math, for those
+    """Start building in the background what every graph needs, the runtime; for kernels on the CPU header and math, for those
     on a GPU the launcher. Where it is not known yet which (None), a torch without CUDA says that it is the CPU."""
     jobs: list[Callable[[], object]] = [runtime_library]
     if on_cpu or (on_cpu is None and torch.version.cuda is None):

@@ -84,7 +84,7 @@ def persistent(kernel: Kernel, limit: int = MAX_PERSISTENT) -> bool:
 def choose_tiles(kernel: Kernel, graph: ir.Graph, sizes: Sizes, gpu: Gpu, reorder: bool = True) -> Tiling:
     """The tiling of a kernel. Kernels without reductions and scans have no order among their points: all loops are axes."""
     kernel = linearized(kernel, graph)
-    if not any(s.kind in ("reduction", "scan") for s in kernel.statements) and not _reads_what_it_updates(kernel):
+    if not any(s.kind in ("reduction", "scan") for s in kernel.statements) and not _reads_what_changes(kernel):
         kernel = _flattened(kernel)
     elif reorder:
         kernel = unflattened(kernel)
@@ -171,15 +171,15 @@ def _flattened(kernel: Kernel) -> Kernel:
     return replace(kernel, outer=kernel.outer + kernel.inner, inner=(), sections=0, statements=statements, rows=())
 
 
-def _reads_what_it_updates(kernel: Kernel) -> bool:
+def _reads_what_changes(kernel: Kernel) -> bool:
     """Whether something but the update itself reads what is updated in place once for all inner points, before or after: other
     programs would find either."""
-    updates = [s for s in kernel.statements if s.target is not None and not s.inner]
+    changes = [s for s in kernel.statements if s.target is not None and not s.inner] if kernel.inner else []
     return any(
-        load.attr[0] in (update.target, *update.outs)
-        for update in updates
+        load.attr[0] in (change.target, *change.outs)
+        for change in changes
         for s in kernel.statements
-        if s is not update
+        if s is not change
         for load in vs.loads(s.roots)
     )
 

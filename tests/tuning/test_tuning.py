@@ -353,7 +353,7 @@ def test_what_every_graph_loads_is_built_before_measuring(file: Path, monkeypatc
     def noting(name: str, real: Callable[..., Any]) -> Callable[..., Any]:
         return lambda *args: (seen.append(name), real(*args))[1]
 
-    monkeypatch.setattr(cpp, "prepare", lambda: None)
+    monkeypatch.setattr(cpp, "prepare", lambda **_: None)
     monkeypatch.setattr(cpp, "runtime_library", noting("runtime", cpp.runtime_library))
     monkeypatch.setattr(tuner, "measure", noting("measure", tuner.measure))
     compiled(layer, *ARGS, file=file)
