@@ -25,6 +25,8 @@ from kgen.templates.problem import Input, Problem
 LOAD, FEW_CHANNELS = 16, 4
 # Terms of the sums in a tile of full rows, at most.
 LONGEST_SUM = 16_384
+# Operations on float32 numbers below which a launch more takes longer than multiplying them at a tenth of the library's rate.
+SHORT_EXACT = 20_000_000
 # The first digit of that compute capability, and bytes of such numbers.
 HOPPER, HALF = 9, 2
 
@@ -36,7 +38,8 @@ def of_matrices(problem: Problem) -> str | None:
     as an operand of exact float32 arithmetic took twelve times the library's time (a mel spectrogram, H100)."""
     if problem.whole and problem.size("k") > LONGEST_SUM:
         return f"no GPU has measured tiles of full rows on sums of more than {LONGEST_SUM:,} terms"
-    if problem.exact_float32 and any(one.load is None for member in problem.members for one in member.values()):
+    computed = any(one.load is None for member in problem.members for one in member.values())
+    if computed and problem.exact_float32 and problem.flops > SHORT_EXACT:
         return "no GPU has measured computed operands where float32 numbers are multiplied exactly"
     return _unknown_window(problem, lambda one: _is_read_once(problem, one) or _has_few_channels(problem, one))
 
