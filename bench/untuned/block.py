@@ -22,6 +22,11 @@ class Block:
     training: bool = False
 
 
+def both(name: str, fn: Callable[..., Any], inputs: Callable[[Make], Sequence[Tensor]]) -> tuple[Block, Block]:
+    """The block forward alone, and its training step."""
+    return Block(name, fn, inputs), Block(f"{name} step", fn, inputs, training=True)
+
+
 def image(make: Make, *shape: int) -> Tensor:
     """Normal values in channels-last order."""
     return make(*shape).to(memory_format=torch.channels_last)

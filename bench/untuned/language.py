@@ -6,7 +6,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from bench.untuned.block import Block, Make, ids, mlp_weights
+from bench.untuned.block import Block, Make, both, ids, mlp_weights
 
 
 def rms_norm(x: Tensor, weight: Tensor) -> Tensor:
@@ -225,8 +225,7 @@ def _attention(m: Make, b: int, h: int, t: int, d: int) -> list[Tensor]:
 
 
 BLOCKS: tuple[Block, ...] = (
-    Block("swiglu 2048x2048x5504", swiglu, lambda m: [m(2048, 2048), *_ff(m, 2048, 5504)]),
-    Block("swiglu 2048x2048x5504 step", swiglu, lambda m: [m(2048, 2048), *_ff(m, 2048, 5504)], training=True),
+    *both("swiglu 2048x2048x5504", swiglu, lambda m: [m(2048, 2048), *_ff(m, 2048, 5504)]),
     Block(
         "packed geglu 4096x1280x5120",
         geglu_packed,
@@ -234,15 +233,13 @@ BLOCKS: tuple[Block, ...] = (
     ),
     Block("llama block 2x1024x1024", llama_block, lambda m: _llama(m, 2, 1024)),
     Block("llama block 4x2048x1024 step", llama_block, lambda m: _llama(m, 4, 2048), training=True),
-    Block("bert layer 8x512x768", bert_layer, _bert),
-    Block("bert layer 8x512x768 step", bert_layer, _bert, training=True),
+    *both("bert layer 8x512x768", bert_layer, _bert),
     Block(
         "dense mixture of 8 experts",
         moe_dense,
         lambda m: [m(2048, 512), m(8, 512) * 0.05, m(8, 512, 1024) * 0.04, m(8, 1024, 512) * 0.03],
     ),
-    Block("linear attention 4x16x4096x64", linear_attention, lambda m: _attention(m, 4, 16, 4096, 64)),
-    Block("linear attention 4x16x4096x64 step", linear_attention, lambda m: _attention(m, 4, 16, 4096, 64), training=True),
+    *both("linear attention 4x16x4096x64", linear_attention, lambda m: _attention(m, 4, 16, 4096, 64)),
     Block("retention 4x8x1024x128", retention, lambda m: [t * 0.1 for t in _attention(m, 4, 8, 1024, 128)] + [m(8) * 0.01]),
     Block(
         "transformer-xl attention 4x12x512x64",
@@ -252,42 +249,24 @@ BLOCKS: tuple[Block, ...] = (
     Block(
         "talking heads 4x12x512x64", talking_heads, lambda m: [*_attention(m, 4, 12, 512, 64), m(12, 12) * 0.3, m(12, 12) * 0.3]
     ),
-    Block(
+    *both(
         "cross attention to 77 tokens",
         cross_attention,
         lambda m: [m(4, 4096, 640), m(4, 77, 1024), m(640, 640) * 0.04, m(1280, 1024) * 0.03, m(640, 640) * 0.04],
     ),
-    Block(
-        "cross attention to 77 tokens step",
-        cross_attention,
-        lambda m: [m(4, 4096, 640), m(4, 77, 1024), m(640, 640) * 0.04, m(1280, 1024) * 0.03, m(640, 640) * 0.04],
-        training=True,
-    ),
     Block("pooling by a query 64x1000x512", pooled_by_query, lambda m: [m(64, 1000, 512), m(512), m(512, 512) * 0.04]),
-    Block(
+    *both(
         "rwkv channel mix 8x1024x1024",
         time_mix,
         lambda m: [m(8, 1024, 1024), m(2, 1024), m(1024, 1024) * 0.03, m(3584, 1024) * 0.03, m(1024, 3584) * 0.02],
-    ),
-    Block(
-        "rwkv channel mix 8x1024x1024 step",
-        time_mix,
-        lambda m: [m(8, 1024, 1024), m(2, 1024), m(1024, 1024) * 0.03, m(3584, 1024) * 0.03, m(1024, 3584) * 0.02],
-        training=True,
     ),
     Block(
         "hyena gates 8x2048x768",
         gated_conv,
         lambda m: [m(8, 2048, 768), m(2304, 768) * 0.04, m(2304, 1, 4), m(768, 768) * 0.04],
     ),
-    Block(
+    *both(
         "lora 4096x4096x4096 rank 16", lora, lambda m: [m(4096, 4096), m(4096, 4096) * 0.015, m(16, 4096) * 0.015, m(4096, 16)]
-    ),
-    Block(
-        "lora 4096x4096x4096 rank 16 step",
-        lora,
-        lambda m: [m(4096, 4096), m(4096, 4096) * 0.015, m(16, 4096) * 0.015, m(4096, 16)],
-        training=True,
     ),
     Block(
         "int8 weight 16x4096x11008",
@@ -300,16 +279,10 @@ BLOCKS: tuple[Block, ...] = (
         lambda m: [m(16, 4096), ids(m, 256, 11008, 2048).to(torch.uint8), m(11008, 32) * 0.01],
     ),
     Block("rms norm + int8 rows 8192x5120", quantise_rows, lambda m: [m(8192, 5120), m(5120)]),
-    Block(
+    *both(
         "embedding + norm 16x512x768",
         token_embedding,
         lambda m: [ids(m, 30522, 16, 512), m(30522, 768), m(512, 768), m(768), m(768)],
-    ),
-    Block(
-        "embedding + norm 16x512x768 step",
-        token_embedding,
-        lambda m: [ids(m, 30522, 16, 512), m(30522, 768), m(512, 768), m(768), m(768)],
-        training=True,
     ),
     Block(
         "smoothed cross entropy 4096x1024x32000 step",
@@ -337,26 +310,14 @@ BLOCKS: tuple[Block, ...] = (
         gru_cell,
         lambda m: [m(256, 1024), m(256, 1024), m(3072, 1024) * 0.03, m(3072, 1024) * 0.03, m(3072)],
     ),
-    Block(
+    *both(
         "adaptive norm + mlp 16x256x1152",
         adaptive_block,
         lambda m: [m(16, 256, 1152), m(16, 1152), m(3456, 1152) * 0.03, *mlp_weights(m, 1152, 4608)],
     ),
-    Block(
-        "adaptive norm + mlp 16x256x1152 step",
-        adaptive_block,
-        lambda m: [m(16, 256, 1152), m(16, 1152), m(3456, 1152) * 0.03, *mlp_weights(m, 1152, 4608)],
-        training=True,
-    ),
-    Block(
+    *both(
         "mixer block 64x196x512",
         mixer_block,
         lambda m: [m(64, 196, 512), m(512), *mlp_weights(m, 196, 256), m(512), *mlp_weights(m, 512, 2048)],
-    ),
-    Block(
-        "mixer block 64x196x512 step",
-        mixer_block,
-        lambda m: [m(64, 196, 512), m(512), *mlp_weights(m, 196, 256), m(512), *mlp_weights(m, 512, 2048)],
-        training=True,
     ),
 )

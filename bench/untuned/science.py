@@ -8,7 +8,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from bench.untuned.block import Block, Make, ids
+from bench.untuned.block import Block, Make, both, ids
 
 
 def rbf_kernel(x: Tensor, y: Tensor, weight: Tensor) -> Tensor:
@@ -182,24 +182,14 @@ def _edges(m: Make) -> list[Tensor]:
 
 
 BLOCKS: tuple[Block, ...] = (
-    Block("rbf kernel 4096x4096x32", rbf_kernel, lambda m: [m(4096, 32), m(4096, 32), m(4096, 16)]),
-    Block("rbf kernel 4096x4096x32 step", rbf_kernel, lambda m: [m(4096, 32), m(4096, 32), m(4096, 16)], training=True),
+    *both("rbf kernel 4096x4096x32", rbf_kernel, lambda m: [m(4096, 32), m(4096, 32), m(4096, 16)]),
     Block("small matmuls 65536 of 4x4", small_matmuls, lambda m: [m(65536, 4, 4) for _ in range(3)]),
     Block("bilinear 4096x128x128", bilinear, lambda m: [m(4096, 128), m(64, 128, 128) * 0.01, m(4096, 128)]),
-    Block("message passing 200000 edges", message_passing, lambda m: [*_edges(m), m(128, 128) * 0.09]),
-    Block("message passing 200000 edges step", message_passing, lambda m: [*_edges(m), m(128, 128) * 0.09], training=True),
+    *both("message passing 200000 edges", message_passing, lambda m: [*_edges(m), m(128, 128) * 0.09]),
     Block("graph attention 200000 edges", graph_attention, lambda m: [*_edges(m), m(128) * 0.1, m(128) * 0.1]),
-    Block("nearest codes 32768x1024x64", quantised_codes, lambda m: [m(32768, 64), m(1024, 64)]),
-    Block("nearest codes 32768x1024x64 step", quantised_codes, lambda m: [m(32768, 64), m(1024, 64)], training=True),
-    Block("sinkhorn 64x512x512", sinkhorn, lambda m: [m(64, 512, 512)]),
-    Block("sinkhorn 64x512x512 step", sinkhorn, lambda m: [m(64, 512, 512)], training=True),
-    Block("radiance field 131072", radiance_field, lambda m: [m(131072, 3), *_mlp(m, (60, 256, 256, 256, 256, 4))]),
-    Block(
-        "radiance field 131072 step",
-        radiance_field,
-        lambda m: [m(131072, 3), *_mlp(m, (60, 256, 256, 256, 256, 4))],
-        training=True,
-    ),
+    *both("nearest codes 32768x1024x64", quantised_codes, lambda m: [m(32768, 64), m(1024, 64)]),
+    *both("sinkhorn 64x512x512", sinkhorn, lambda m: [m(64, 512, 512)]),
+    *both("radiance field 131072", radiance_field, lambda m: [m(131072, 3), *_mlp(m, (60, 256, 256, 256, 256, 4))]),
     Block(
         "sine network 65536x256 step",
         sine_network,
@@ -207,16 +197,10 @@ BLOCKS: tuple[Block, ...] = (
         training=True,
     ),
     Block("spline layer 8192x64x128", spline_layer, lambda m: [m(8192, 64), m(1), m(128, 512) * 0.05, m(128, 64) * 0.1]),
-    Block(
+    *both(
         "triangle update 256x256x128",
         triangle_update,
         lambda m: [m(1, 256, 256, 128), m(2, 128), *(m(128, 128) * 0.09 for _ in range(4))],
-    ),
-    Block(
-        "triangle update 256x256x128 step",
-        triangle_update,
-        lambda m: [m(1, 256, 256, 128), m(2, 128), *(m(128, 128) * 0.09 for _ in range(4))],
-        training=True,
     ),
     Block(
         "outer mean 128x256",

@@ -6,7 +6,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from bench.untuned.block import Block, Make, image, mlp_weights
+from bench.untuned.block import Block, Make, both, image, mlp_weights
 
 
 def trained_norm(y: Tensor, norm: Tensor) -> Tensor:
@@ -218,29 +218,15 @@ BLOCKS: tuple[Block, ...] = (
         lambda m: [image(m, 64, 128, 56, 56), _w(m, 128, 1, 3, 3), m(2, 128), _w(m, 256, 128, 1, 1), m(2, 256)],
         training=True,
     ),
-    Block("diffusion res block 8x320x64x64", diffusion_res_block, _res),
-    Block("diffusion res block 8x320x64x64 step", diffusion_res_block, _res, training=True),
-    Block("window attention 32x56x56x96", window_attention, _swin),
-    Block("window attention 32x56x56x96 step", window_attention, _swin, training=True),
+    *both("diffusion res block 8x320x64x64", diffusion_res_block, _res),
+    *both("window attention 32x56x56x96", window_attention, _swin),
     Block("axial attention 8x64x64x256", axial_attention, lambda m: [m(8, 64, 64, 256), _w(m, 768, 256), _w(m, 256, 256)]),
-    Block(
+    *both(
         "patch embedding 64x3x224x224",
         patch_embedding,
         lambda m: [m(64, 3, 224, 224), _w(m, 768, 3, 16, 16), m(768), m(1, 1, 768), m(1, 197, 768), m(2, 768)],
     ),
-    Block(
-        "patch embedding 64x3x224x224 step",
-        patch_embedding,
-        lambda m: [m(64, 3, 224, 224), _w(m, 768, 3, 16, 16), m(768), m(1, 1, 768), m(1, 197, 768), m(2, 768)],
-        training=True,
-    ),
-    Block("patch merging 32x56x56x96", patch_merging, lambda m: [m(32, 56, 56, 96), m(2, 384), _w(m, 192, 384)]),
-    Block(
-        "patch merging 32x56x56x96 step",
-        patch_merging,
-        lambda m: [m(32, 56, 56, 96), m(2, 384), _w(m, 192, 384)],
-        training=True,
-    ),
+    *both("patch merging 32x56x56x96", patch_merging, lambda m: [m(32, 56, 56, 96), m(2, 384), _w(m, 192, 384)]),
     Block(
         "fire 32x128x56x56",
         fire,
