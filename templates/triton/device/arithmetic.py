@@ -19,13 +19,11 @@ def truediv(a, b):
 
 @triton.jit
 def divided(a, b):
-    """Of tensors."""
-    if b.dtype.is_fp64():
-        return a / b
-    elif b.numel < a.numel:
+    """`truediv` of tensors: Python's numbers have no number of elements."""
+    if b.numel < a.numel and not b.dtype.is_fp64():
         return divided_by_few(a, b)
     else:
-        return tl.div_rn(a, b)
+        return truediv(a, b)
 
 
 @triton.jit
