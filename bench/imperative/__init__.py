@@ -1,0 +1,1 @@
+"""Imperative programs, and what they are measured with."""
