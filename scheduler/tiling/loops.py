@@ -368,19 +368,42 @@ def grouped(kernel: Kernel, vector: Var, touches: list[Touch], sizes: Sizes) -> 
         return None
     if any(s.kind in ("scan", "scatter") or (s.kind == "reduction" and s.op not in GROUP_OPS) for s in kernel.statements):
         return None
+    high = continued(kernel, vector, touches, sizes, MIN_TASKS)
+    if high is None:
+        return None
+    made, merged = _one_loop(kernel, high, vector)
+    outer = tuple(merged if u is high else u for u in kernel.outer)
+    return replace(made, outer=outer, inner=tuple(u for u in kernel.inner if u is not vector)), merged
+
+
+def continued(kernel: Kernel, low: Var, touches: list[Touch], sizes: Sizes, least: int = 1) -> Var | None:
+    """The outer loop that most bytes go on along where `low` ends, so that both are one run of neighbours; None unless the
+    other outer loops have `least` points."""
     moved = sum(t.distinct for t in touches)
     for v in kernel.outer:
-        along = sum(
-            t.distinct for t in touches if _is_one_loop(t.offset, v, vector) and stride_along(t.offset, vector, sizes) == 1
-        )
-        if 2 * along > moved and sizes.points(u for u in kernel.outer if u is not v) >= MIN_TASKS:
-            merged = ix.var(f"{v.name}{vector.name}", v.extent * vector.extent)
-            mapping: dict[Atom, Expr] = {v: ix.floordiv(merged.expr(), width), vector: ix.mod(merged.expr(), width)}
-            statements = tuple(s.substituted(mapping) for s in kernel.statements)
-            outer = tuple(merged if u is v else u for u in kernel.outer)
-            inner = tuple(u for u in kernel.inner if u is not vector)
-            return replace(kernel, outer=outer, inner=inner, statements=statements), merged
+        along = sum(t.distinct for t in touches if _is_one_loop(t.offset, v, low) and stride_along(t.offset, low, sizes) == 1)
+        if v is not low and 2 * along > moved and sizes.points(u for u in kernel.outer if u is not v) >= least:
+            return v
     return None
+
+
+def _one_loop(kernel: Kernel, high: Var, low: Var) -> tuple[Kernel, Var]:
+    """The statements over one loop in place of two; the caller puts it where they were."""
+    merged = ix.var(f"{high.name}{low.name}", high.extent * low.extent)
+    mapping: dict[Atom, Expr] = {high: ix.floordiv(merged.expr(), low.extent), low: ix.mod(merged.expr(), low.extent)}
+    return replace(kernel, statements=tuple(s.substituted(mapping) for s in kernel.statements)), merged
+
+
+def rejoined(kernel: Kernel, touches: list[Touch], sizes: Sizes) -> Kernel:
+    """Joins the last two outer loops where most bytes walk them as one run, although some index, as that of a group of
+    channels, depends on one of them alone: neighbouring threads then have neighbours, past the ends of groups too."""
+    if len(kernel.outer) < 2:
+        return kernel
+    *others, high, low = kernel.outer
+    if continued(kernel, low, touches, sizes) is not high:
+        return kernel
+    made, merged = _one_loop(kernel, high, low)
+    return replace(made, outer=(*others, merged))
 
 
 # ---- the vector loop ------------------------------------------------------------------------------------------------

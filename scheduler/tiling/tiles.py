@@ -27,6 +27,7 @@ from kgen.scheduler.tiling.loops import (
     grouped,
     linearized,
     ordered,
+    rejoined,
     stride_along,
     unflattened,
     usual_stride,
@@ -104,6 +105,9 @@ def choose_tiles(kernel: Kernel, graph: ir.Graph, sizes: Sizes, gpu: Gpu, reorde
             joined = grouped(kernel, v, touches, sizes)
             if joined is not None:
                 return _grouped(*joined, sizes.of(v.extent), sizes, gpu, wide)
+        if reorder and _contiguous_across(kernel, touches, sizes):
+            kernel = rejoined(kernel, touches, sizes)
+            touches = list(distinct_touches(kernel, graph, sizes))
         return _reduction(kernel, touches, sizes, gpu, wide)
     slow = _second_axis(kernel, touches, sizes) if reorder else None
     if slow is None:

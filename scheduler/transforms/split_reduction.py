@@ -24,7 +24,7 @@ from kgen.ir.values import Value
 from kgen.scheduler.analysis.memory import reads
 from kgen.scheduler.protocol import Forming, Transform
 from kgen.scheduler.selection.memo import for_equal
-from kgen.scheduler.tiling.loops import distinct_touches, linearized, ordered, unflattened
+from kgen.scheduler.tiling.loops import GROUP_OPS, GROUPS, continued, distinct_touches, linearized, ordered, stride_along, unflattened
 from kgen.scheduler.tiling.tiles import COLUMNS, choose_tiles, power_of_two
 from kgen.scheduler.transforms.split_online_softmax import split_online_softmax
 from kgen.scheduler.transforms.stacked_reductions import split_stacked
@@ -65,17 +65,45 @@ def split_reduction(kernel: Kernel, graph: ir.Graph, sizes: Sizes, gpu: Gpu) -> 
     if not _may_split(kernel):
         return (kernel,)
     kernel = unflattened(kernel)
-    tiling = for_equal(("tiles", gpu), kernel, graph, lambda: choose_tiles(kernel, graph, sizes, gpu))
+    channel = _short_run(kernel, graph, sizes)
+    shared = kernel if channel is None else _beside(kernel, channel)
+    tiling = for_equal(("tiles", gpu), shared, graph, lambda: choose_tiles(shared, graph, sizes, gpu))
     programs = _programs(tiling, sizes)
     work = sizes.points(kernel.outer) * sizes.points(kernel.inner) // programs
     wanted = min(gpu.compute_units * WARPS // tiling.blocks.warps // programs, work // MIN_CHUNK, MOST_SHARES)
-    if wanted < 2:
+    if wanted < 2 and channel is None:
         return (kernel,)
-    for whole, loop in _loops_to_cut(_by_stride(kernel, graph, sizes), wanted, sizes):
-        shares = _shares(kernel, loop, min(wanted // sizes.points(whole), sizes.of(loop.extent))) or (1 if whole else None)
+    for whole, loop in _loops_to_cut(_by_stride(shared, graph, sizes), max(1, wanted), sizes):
+        shares = _shares(kernel, loop, min(wanted // sizes.points(whole), sizes.of(loop.extent)))
+        if shares is None and (whole or channel is not None):
+            shares = 1
         if shares is not None:
-            return _Split(kernel, graph, whole, loop, shares).run()
+            return _Split(kernel, graph, whole, loop, shares, channel).run()
     return (kernel,)
+
+
+def _short_run(kernel: Kernel, graph: ir.Graph, sizes: Sizes) -> Var | None:
+    """The inner loop whose points are few neighbours in memory, and an outer loop goes on behind them, as the channels of a
+    group of channels-last images: programs of one group each would read parts of cache lines. Each such point has partial
+    results of its own, and what joins shares joins them as well. None where a tile can join them."""
+    if any(s.kind == "reduction" and s.op not in GROUP_OPS for s in kernel.statements):
+        return None
+    linear = linearized(kernel, graph)
+    touches = list(distinct_touches(linear, graph, sizes))
+    for v in kernel.inner:
+        width = v.extent.as_int()
+        if width is None or not 1 < width < COLUMNS or width in GROUPS:
+            continue
+        if sizes.points(kernel.inner) < COLUMNS * width:
+            continue  # partial results would be as much as what is read
+        if any(t.inner and stride_along(t.offset, v, sizes) == 1 for t in touches) and continued(linear, v, touches, sizes):
+            return v
+    return None
+
+
+def _beside(kernel: Kernel, channel: Var) -> Kernel:
+    """The loop as the fastest outer one."""
+    return replace(kernel, outer=(*kernel.outer, channel), inner=tuple(v for v in kernel.inner if v is not channel))
 
 
 def _loops_to_cut(loops: tuple[Var, ...], wanted: int, sizes: Sizes) -> Iterator[tuple[tuple[Var, ...], Var]]:
@@ -136,10 +164,14 @@ def _shares(kernel: Kernel, loop: Var, wanted: int) -> int | None:
 
 
 class _Split:
-    """Cuts `loop`, one of the inner loops, into so many shares at each point of the loops `whole`."""
+    """Cuts `loop`, one of the inner loops, into so many shares at each point of the loops `whole`. The points of `channel`, one
+    more of them, have partial results of their own."""
 
-    def __init__(self, kernel: Kernel, graph: ir.Graph, whole: tuple[Var, ...], loop: Var, shares: int) -> None:
+    def __init__(
+        self, kernel: Kernel, graph: ir.Graph, whole: tuple[Var, ...], loop: Var, shares: int, channel: Var | None
+    ) -> None:
         self.kernel, self.graph = kernel, graph
+        self.channels = () if channel is None else (channel,)
         self.length = ix.product(v.extent for v in kernel.inner)
         self.chunk = ix.ceildiv(loop.extent, shares)
         self.shares = shares * (ix.product(v.extent for v in whole).as_int() or 1)
@@ -152,8 +184,9 @@ class _Split:
         for v in reversed(whole):
             self.place[v] = ix.mod(rest, v.extent)
             rest = ix.floordiv(rest, v.extent)
-        self.inner = tuple(self.step if v is loop else v for v in kernel.inner if v not in whole)
+        self.inner = tuple(self.step if v is loop else v for v in kernel.inner if v not in (*whole, *self.channels))
         self.row = tuple(v.expr() for v in kernel.outer)
+        self.partial_at = (self.share.expr(), *self.row, *(v.expr() for v in self.channels))
 
     def run(self) -> tuple[Kernel, Kernel]:
         """(partial results of each share, what joins them)."""
@@ -169,7 +202,7 @@ class _Split:
             if s.kind == "reduction":
                 partial_names = tuple(self._partial(o, d) for o, d in zip(s.outs, self._kinds(s), strict=True))
                 first.append(
-                    replace(made, outs=partial_names, store=(self.share.expr(), *self.row), stored=(True,) * len(partial_names))
+                    replace(made, outs=partial_names, store=self.partial_at, stored=(True,) * len(partial_names))
                 )
                 joined += self._joined(s, partial_names)
             else:
@@ -179,11 +212,11 @@ class _Split:
         partial = replace(
             kernel,
             name=f"{kernel.name}_partial",
-            outer=(self.share, *kernel.outer),
+            outer=(self.share, *kernel.outer, *self.channels),
             inner=self.inner,
             statements=tuple(first),
         )
-        final = replace(kernel, inner=(self.share,), sections=sections, statements=tuple(second))
+        final = replace(kernel, inner=(self.share, *self.channels), sections=sections, statements=tuple(second))
         return partial, final
 
     def _moved(self, s: Statement) -> Statement:
@@ -203,7 +236,7 @@ class _Split:
             yield torch.int64 if s.op in ("argmax", "argmin") else s.value.dtype
 
     def _partial(self, name: str, dtype: torch.dtype) -> str:
-        sizes = (ix.constant(self.shares), *(v.extent for v in self.kernel.outer))
+        sizes = (ix.constant(self.shares), *(v.extent for v in (*self.kernel.outer, *self.channels)))
         device = self.graph.buffers[name].device
         made = ir.Buffer(
             ir.derived(self.graph, ir.Derived(name, "partial")), dtype, device, sizes, ix.contiguous_strides(sizes)
@@ -212,7 +245,7 @@ class _Split:
         return made.name
 
     def _load(self, name: str) -> Value:
-        return vs.load(name, (self.share.expr(), *self.row), self.graph.buffers[name].dtype)
+        return vs.load(name, self.partial_at, self.graph.buffers[name].dtype)
 
     def _joined(self, s: Statement, partial_names: tuple[str, ...]) -> list[Statement]:
         """The reductions over the shares that give the statement's results."""

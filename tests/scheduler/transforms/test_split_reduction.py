@@ -7,6 +7,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from kgen.device import Gpu
+from kgen.ir.sizes import Sizes
+from kgen.scheduler import choose_tiles
 from tests.matmuls import compiled, error
 from tests.scheduler.selection.test_safe_choices import planned
 
@@ -52,3 +55,52 @@ def test_channels_of_images_are_shared_out() -> None:
 def test_values_of_channels_of_images() -> None:
     x, weight = torch.randn(2, 32, 64, 64).to(memory_format=torch.channels_last), torch.randn(2, 32)
     assert error(compiled(instance_norm, x, weight), instance_norm(x.double(), weight.double())) < 1e-6
+
+
+def group_norm(x: Tensor, weight: Tensor) -> Tensor:
+    """Groups of 10 neighbouring channels: no tile of a power of two of them holds whole groups."""
+    return F.silu(F.group_norm(x, x.shape[1] // 10, weight[0], weight[1]))
+
+
+def test_channels_of_groups_have_partial_results() -> None:
+    x = torch.empty(8, 320, 64, 64).to(memory_format=torch.channels_last)
+    partial, joined, last = planned(group_norm, x, torch.empty(2, 320)).kernels
+    share, channel = joined.inner
+    assert partial.outer[0] is share and partial.outer[-1] is channel
+    assert channel.extent.as_int() == 10
+    assert not last.inner
+
+
+def sums_of_groups(x: Tensor) -> Tensor:
+    return (x * 2).view(*x.shape[:-1], -1, 10).sum((1, 2, 4))
+
+
+def test_few_rows_have_no_partial_results() -> None:
+    """Each of its partial results would be of fewer numbers than a cache line holds."""
+    (kernel,) = planned(sums_of_groups, torch.empty(4096, 4, 4, 320)).kernels
+    assert "share" not in {v.name for v in kernel.inner}
+
+
+@pytest.mark.interpret
+def test_values_of_channels_of_groups() -> None:
+    x = torch.randn(1, 40, 64, 64).add(3).to(memory_format=torch.channels_last)
+    weight = torch.randn(2, 40)
+    assert error(compiled(group_norm, x, weight), group_norm(x.double(), weight.double())) < 1e-6
+
+
+@pytest.mark.interpret
+def test_values_of_sums_of_groups() -> None:
+    x = torch.randn(1, 64, 65, 40)
+    assert error(compiled(sums_of_groups, x), sums_of_groups(x.double())) < 1e-6
+
+
+def test_columns_of_groups_are_read_past_the_ends_of_groups() -> None:
+    """Channels of a sum for each of them, whose statistics are their group's: one run of neighbours, ten after ten."""
+    graph = planned(scaled_sums, torch.empty(8, 64, 64, 320), torch.empty(8, 32))
+    tiling = choose_tiles(graph.kernels[0], graph.graph, Sizes({}), Gpu())
+    assert tiling.x[-1].extent.as_int() == 320
+    assert tiling.blocks.x == 64
+
+
+def scaled_sums(x: Tensor, scale: Tensor) -> Tensor:
+    return (x.view(8, 64, 64, 32, 10) * scale[:, None, None, :, None]).sum((1, 2)).view(8, 320)
