@@ -9,14 +9,19 @@ scores' gradients over batches, as of a bias that these share, and one their sum
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
+import torch
+
+from kgen.ir import index as ix
+from kgen.ir.index import Expr
 from kgen.ir.program import MatrixSizes
 from kgen.templates.attention_programs import GRADIENT, GRADIENT_OF_SCORES, GRADIENT_OF_TABLE, GRADIENT_OF_VALUES
 from kgen.templates.base import KernelTemplate, Resources
-from kgen.templates.contract import Config, knob, operand, result, template
+from kgen.templates.contract import Config, knob, operand, result, template, workspace
 from kgen.templates.problem import Problem
 from kgen.templates.triton.kernels import attention_estimate
 from kgen.templates.triton.kernels.attention import LEAST_ARCH, LONGEST, TYPES, padded_length
@@ -39,6 +44,8 @@ OTHER_DOTS, LAUNCH = 0.1, 4e-6
 TILES_OF_ENTRIES = {192: TILES[192], 384: ((64, 32, 4, 2), (32, 16, 4, 2)), 768: TILES[768]}
 # Entries of a table, of which each row of a tile has a sum in registers; and these sums of a thread.
 ENTRIES, SUMS_OF_THREAD = 256, 64
+# Programs that share a batch's rows, and programs for each SM that make it busy.
+SPLITS, PROGRAMS = (1, 2, 4, 8, 16, 32, 64), 4
 # Rows or columns below which most of the smallest tile is past an end.
 LEAST_SIDE = 16
 
@@ -167,6 +174,11 @@ class AttentionBackwardScores(_Recomputing):
         return Facts(config.BLOCK_D, config.BLOCK_V)
 
 
+def _counters(problem: Problem, config: Config) -> Expr:
+    """One for each batch whose rows several programs share."""
+    return problem.blocks(config) if config.SPLIT > 1 else ix.ZERO
+
+
 @template(
     implements=GRADIENT_OF_TABLE,
     device="cuda",
@@ -181,9 +193,18 @@ class AttentionBackwardTable(_Recomputing):
     P, O = operand("b", "m", "n", "c"), result("b", "c")  # noqa: E741
     BLOCK_M, BLOCK_N = knob(64, 128, 32, 16), knob(64, 32, 16)
     BLOCK_D, BLOCK_V, BLOCK_C = knob(64, 16, 32, 128, 256), knob(64, 16, 32, 128, 256), knob(32, 16, 64, 128, 256)
-    WARPS, STAGES = knob(4, 8), knob(2, 1)
+    SPLIT, WARPS, STAGES = knob(*SPLITS), knob(4, 8), knob(2, 1)
+    SUMS = workspace(torch.float32, lambda p, c: _counters(p, c) * (c.SPLIT * c.BLOCK_C))
+    DONE = workspace(torch.int32, _counters, zeroed=True)
     longest: ClassVar = {"d": LONGEST, "v": LONGEST, "c": ENTRIES}
     _of_scores, _tiles = True, TILES_OF_ENTRIES
+
+    def configs(self, problem: Problem) -> Iterator[dict[str, Any]]:
+        for one in super().configs(problem):
+            yield {**one, "SPLIT": _split(problem, one["BLOCK_M"])}
+
+    def grid(self, problem: Problem, config: Config) -> Expr:
+        return problem.blocks(config) * config.SPLIT
 
     def facts(self, problems: Sequence[Problem], config: Config) -> Facts:
         return Facts(config.BLOCK_D, config.BLOCK_V, c=config.BLOCK_C)
@@ -196,6 +217,12 @@ class AttentionBackwardTable(_Recomputing):
     def resources(self, problem: Problem, config: Config) -> Resources:
         found, sums = super().resources(problem, config), config.BLOCK_M * config.BLOCK_C // (WARP * config.WARPS)
         return replace(found, shared=problem.device.shared + 1) if sums > SUMS_OF_THREAD else found
+
+
+def _split(problem: Problem, rows: int) -> int:
+    """Programs of a batch: so many that SMs are busy, each with a tile of rows at least."""
+    wanted = min(PROGRAMS * problem.device.compute_units / problem.size("b"), math.ceil(problem.size("m") / rows))
+    return next((split for split in SPLITS if split >= wanted), SPLITS[-1])
 
 
 def _is_sum(problem: Problem) -> bool:
