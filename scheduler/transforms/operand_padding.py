@@ -68,11 +68,12 @@ class OperandLayout(Transform):
         if not attempt.options.copies:
             return Changes()
         again, parts = computations(plan.graph, recomputed(attempt.decisions)), parts_by_result(attempt.decisions)
+        written = frozenset(out for step in plan.steps for out in writes(step))
         found: dict[Candidate, str] = {}
         for kernel in (one for step in plan.kernels for one in members(step) if one.contracts and self.concerns(one)):
             out = contraction_of(kernel)
             if out not in known and out not in again and parts.get(out, 1) == 1:
-                found[Candidate(self.name, out)] = _chosen_copies(kernel, attempt)
+                found[Candidate(self.name, out)] = _chosen_copies(kernel, attempt, written)
         return Changes(found) if any(found.values()) else Changes()
 
     def concerns(self, kernel: Kernel) -> bool:
@@ -115,7 +116,7 @@ class OperandPadding(OperandLayout):
         return verdicts_of(copies_by_result(attempt.decisions), attempt.graph, made)
 
 
-def _chosen_copies(kernel: Kernel, attempt: Attempt) -> str:
+def _chosen_copies(kernel: Kernel, attempt: Attempt, written: frozenset[str]) -> str:
     """The operands of a kernel's contraction to copy, as was measured, else by the cost model."""
     out, options = contraction_of(kernel), attempt.options
     if options.only is not None:
@@ -123,7 +124,7 @@ def _chosen_copies(kernel: Kernel, attempt: Attempt) -> str:
     known = None if options.stable else attempt.tuning_results.get(out, {}).get(place({}))
     if known is not None:
         return known.copies
-    return best_copies(kernel, attempt.graph, options.device(attempt.graph, out), not options.stable)
+    return best_copies(kernel, attempt.graph, options.device(attempt.graph, out), not options.stable, written)
 
 
 @dataclass(frozen=True, slots=True)
@@ -189,9 +190,11 @@ def possible_copies(kernel: Kernel, graph: ir.Graph, device: Device) -> dict[str
     return {copies: Copies(tuple(taken), one.seconds) for copies, (taken, one) in seen.items() if taken}
 
 
-def _readings(kernel: Kernel, graph: ir.Graph, device: Device) -> dict[str, _Reading]:
-    """The kernel with each choice of operands that may be copied. Sums of operands that the kernel makes beside its matmul need
-    these as they are."""
+def _readings(
+    kernel: Kernel, graph: ir.Graph, device: Device, written: frozenset[str] = frozenset()
+) -> dict[str, _Reading]:
+    """The kernel with each choice of operands that may be copied; what is `written` in any case costs nothing more. Sums of
+    operands that the kernel makes beside its matmul need these as they are."""
     sums = [s for s in kernel.statements if s.kind == "contraction"]
     beside = any(s.inner for s in kernel.statements if s.kind != "contraction")
     if device.kind != "cuda" or beside or len(sums) != 1 or sums[0].op != "sum" or len(sums[0].factors) != 1:
@@ -202,7 +205,7 @@ def _readings(kernel: Kernel, graph: ir.Graph, device: Device) -> dict[str, _Rea
     if sources[0] is not None and sources[0] == sources[1]:
         return {}
     made = [
-        _copied(source, value, graph, device) if source is not None else _stored(side, kernel, matmul, graph, device)
+        _copied(source, value, graph, device) if source is not None else _stored(side, kernel, matmul, graph, device, written)
         for side, (source, value) in enumerate(zip(sources, operands, strict=True))
     ]
     found: dict[str, _Reading] = {}
@@ -213,9 +216,12 @@ def _readings(kernel: Kernel, graph: ir.Graph, device: Device) -> dict[str, _Rea
     return found
 
 
-def best_copies(kernel: Kernel, graph: ir.Graph, device: Device, vendor: bool) -> str:
-    """The operands to copy, by the cost model. `vendor`: whether a library call computes the matmul."""
-    possible = _readings(kernel, graph, device)
+def best_copies(
+    kernel: Kernel, graph: ir.Graph, device: Device, vendor: bool, written: frozenset[str] = frozenset()
+) -> str:
+    """The operands to copy, by the cost model. `vendor`: whether a library call computes the matmul. Operands that are
+    `written` in any case, such as for another library call, cost nothing more."""
+    possible = _readings(kernel, graph, device, written)
     if not possible:
         return NONE
     now = min(_template_seconds(kernel, graph, device, vendor), _library_seconds(kernel, graph, device) if vendor else math.inf)
@@ -223,7 +229,10 @@ def best_copies(kernel: Kernel, graph: ir.Graph, device: Device, vendor: bool) -
     worth = {copies: one for copies, one in possible.items() if one.seconds * WORTH < now < math.inf}
     found = {copies: _template_seconds(one.kernel, one.graph, device, vendor) + one.seconds for copies, one in worth.items()}
     best = min(found, key=lambda copies: found[copies], default=NONE)
-    return best if best != NONE and found[best] * WORTH < now else NONE
+    if best == NONE:
+        return NONE
+    margin = WORTH if possible[best].seconds else 1 / model.DOUBT["computed"]  # estimates of computed operands scatter
+    return best if found[best] * margin < now else NONE
 
 
 def _template_seconds(kernel: Kernel, graph: ir.Graph, device: Device, vendor: bool) -> float:
@@ -333,9 +342,12 @@ def _copied(source: str, value: Value, graph: ir.Graph, device: Device) -> _Made
     return _Made(_reading(graph, value, source), copy, seconds)
 
 
-def _stored(side: int, kernel: Kernel, matmul: Statement, graph: ir.Graph, device: Device) -> _Made | None:
-    """A computed operand from where the library call reads it, at the price of a kernel that does nothing else. Not one that
-    stays as large where a length of the call is small: weights of 8 bits are then read once, and would be written and read."""
+def _stored(
+    side: int, kernel: Kernel, matmul: Statement, graph: ir.Graph, device: Device, written: frozenset[str]
+) -> _Made | None:
+    """A computed operand from where the library call reads it, at the price of a kernel that does nothing else, if it is not
+    `written` for somebody else. Not one that stays as large where a length of the call is small: weights of 8 bits are then
+    read once, and would be written and read."""
     computed = (matmul.value, *matmul.factors)[side]
     if computed.op == "load" and not computed.args:
         return None
@@ -358,7 +370,11 @@ def _stored(side: int, kernel: Kernel, matmul: Statement, graph: ir.Graph, devic
         return None
     (name,) = names
     copy = _aligned(graph, graph.buffers[name]) if _is_misaligned(graph.buffers[name]) else None
-    seconds = _storing_seconds(name, {load.attr[0] for load in vs.loads([computed])}, graph, device)
+    if name in written:  # by a kernel, which writes the aligned copy as well
+        again = 0 if copy is None else Sizes(graph.size_hints).bytes(graph.buffers[name])
+        seconds = again / device.bandwidth / model.STREAM_RATE
+    else:
+        seconds = _storing_seconds(name, {load.attr[0] for load in vs.loads([computed])}, graph, device)
     return _Made(value if copy is None else _reading(graph, value, name), copy, seconds)
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import pytest
@@ -16,6 +17,7 @@ from torch._subclasses import FakeTensorMode
 from torch.utils._python_dispatch import _disable_current_modes
 
 import kgen
+from bench.calibration import blocks
 from kgen.capture.decompositions import TABLE
 from kgen.cost import model
 from kgen.ir import values as vs
@@ -242,3 +244,13 @@ def test_matmuls_share_a_copy_of_logits_gradients_in_three_dimensions() -> None:
     [made] = [out for s in copy.statements for out in s.outs]
     assert len(others) == 2
     assert all(made in {load.attr[0] for s in k.statements for load in vs.loads(s.roots)} for k in others)
+
+
+def test_what_is_stored_for_a_library_call_is_not_computed_again() -> None:
+    """A norm's gradient is read by the library call that makes the weights' gradient, so the image's matmul reads it, too."""
+    wide, narrow, row = image(32, 240, 28, 28), image(32, 40, 28, 28), t(240)
+    backward = partial(blocks.norm_conv_backward, act=F.silu)
+    plan = planned(backward, wide, wide, row, row, narrow, image(240, 40, 1, 1))
+    [matmul] = matmuls(plan)
+    assert operations(matmul) <= {"load", "round_to"}
+    assert [step for step in plan.steps if isinstance(step, Call)]
