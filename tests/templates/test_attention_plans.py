@@ -286,11 +286,27 @@ def biased_as_the_library_computes_it(q: Tensor, k: Tensor, v: Tensor, bias: Ten
     return (torch.ops.aten._safe_softmax(s, -1) @ v.float()).to(q.dtype)
 
 
-@pytest.mark.parametrize(("fn", "taken"), [(biased_as_the_library_computes_it, True), (biased, False)])
-def test_gradients_of_biases_are_templates_by_default_in_place_of_float32_matmuls(fn: Any, taken: bool) -> None:
-    """As T5's, where SDPA is taken apart; in place of matmuls of 16-bit numbers nobody has measured them."""
+@pytest.mark.parametrize(
+    ("fn", "head", "taken"), [(biased_as_the_library_computes_it, 64, True), (biased, 64, True), (biased, 128, False)]
+)
+def test_gradients_of_biases_are_templates_by_default_where_these_were_measured(fn: Any, head: int, taken: bool) -> None:
+    """In place of float32 matmuls, as T5's, where SDPA is taken apart; and in place of those of 16-bit numbers for some heads."""
     made = torch.Generator().manual_seed(0)
-    args = [torch.randn(4, 2, 256, 64, generator=made).bfloat16().requires_grad_() for _ in range(3)]
+    args = [torch.randn(4, 2, 256, head, generator=made).bfloat16().requires_grad_() for _ in range(3)]
     bias = torch.randn(2, 256, 256, generator=made).bfloat16().requires_grad_()
     _, backward = training_plans(fn, *args, bias, default=True)
     assert ("triton_attention_backward_scores" in templates(backward)) == taken
+
+
+def distances(q: Tensor, k: Tensor, v: Tensor, table: Tensor) -> Tensor:
+    rows, columns = torch.arange(q.shape[-2])[:, None], torch.arange(k.shape[-2])
+    return (q @ k.mT + table[:, (columns - rows).clamp(-16, 15) + 16]).softmax(-1) @ v
+
+
+def test_gradients_of_tables_are_templates_by_default() -> None:
+    """A scatter of all scores' gradients into few entries took 1.4 s where the template takes a millisecond."""
+    made = torch.Generator().manual_seed(0)
+    args = [torch.randn(4, 2, 256, 64, generator=made).bfloat16().requires_grad_() for _ in range(3)]
+    table = torch.randn(2, 32, generator=made).bfloat16().requires_grad_()
+    _, backward = training_plans(distances, *args, table, default=True)
+    assert "triton_attention_backward_table" in templates(backward)

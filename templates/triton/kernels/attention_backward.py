@@ -9,19 +9,14 @@ scores' gradients over batches, as of a bias that these share, and one their sum
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any, ClassVar
 
-import torch
-
-from kgen.ir import index as ix
-from kgen.ir.index import Expr
 from kgen.ir.program import MatrixSizes
 from kgen.templates.attention_programs import GRADIENT, GRADIENT_OF_SCORES, GRADIENT_OF_TABLE, GRADIENT_OF_VALUES
 from kgen.templates.base import KernelTemplate, Resources
-from kgen.templates.contract import Config, knob, operand, result, template, workspace
+from kgen.templates.contract import Config, knob, operand, result, template
 from kgen.templates.problem import Problem
 from kgen.templates.triton.kernels import attention_estimate
 from kgen.templates.triton.kernels.attention import LEAST_ARCH, LONGEST, TYPES, padded_length
@@ -38,14 +33,11 @@ OTHER_REGISTERS, WARP = 72, 32
 # 2026-11-26, bench.gpu_attention --backward: forward and backward passes of three patterns with heads of 64 and 128).
 DOTS = {(64, 64, 4): 0.28, (64, 32, 4): 0.26, (128, 64, 8): 0.2, (64, 64, 8): 0.18, (32, 32, 4): 0.17}
 OTHER_DOTS, LAUNCH = 0.1, 4e-6
-
-
-# The same where a tile's scores are added to sums of entries, which need registers of their own.
-TILES_OF_ENTRIES = {192: TILES[192], 384: ((64, 32, 4, 2), (32, 16, 4, 2)), 768: TILES[768]}
-# Entries of a table, of which each row of a tile has a sum in registers; and these sums of a thread.
-ENTRIES, SUMS_OF_THREAD = 256, 64
-# Programs that share a batch's rows, and programs for each SM that make it busy.
-SPLITS, PROGRAMS = (1, 2, 4, 8, 16, 32, 64), 4
+# Entries of a table, at most.
+ENTRIES = 256
+# The axes of heads, and the length of those of which sums of scores' gradients in 16 bits were measured (H200, 2026-11-26,
+# bench.gpu_attention --backward: train bias, train causal bias, train T5).
+HEADS, MEASURED_SUMS = "dve", 64
 # Rows or columns below which most of the smallest tile is past an end.
 LEAST_SIDE = 16
 
@@ -65,7 +57,6 @@ class _Recomputing(KernelTemplate):
 
     longest: ClassVar = {"d": LONGEST, "v": LONGEST}
     _of_scores: ClassVar[bool] = False
-    _tiles: ClassVar = TILES
 
     def refuse(self, problem: Problem) -> str | None:
         kinds = {one.dtype for one in problem.inputs.values()}
@@ -81,7 +72,7 @@ class _Recomputing(KernelTemplate):
         heads = {f"BLOCK_{axis.upper()}": _padded(problem, axis) for axis in self.longest}
         total = sum(heads[f"BLOCK_{axes[-1].upper()}"] for axes in _matrices(problem).values())
         wide = total * max(1, problem.main_dtype.itemsize // 2)
-        table = next((rows for most, rows in self._tiles.items() if wide <= 2 * most), self._tiles[768])
+        table = next((rows for most, rows in TILES.items() if wide <= 2 * most), TILES[768])
         for m, n, warps, stages in table:
             yield {"BLOCK_M": m, "BLOCK_N": n, **heads, "WARPS": warps, "STAGES": stages}
 
@@ -99,8 +90,10 @@ class _Recomputing(KernelTemplate):
         return not self._of_scores and attention_estimate.is_measured(sizes, arch)
 
     def uncalibrated(self, problem: Problem) -> str | None:
-        heads = {_padded(problem, axis) for axis in self.longest}
-        if (_is_sum(problem) or self._of_scores) and not problem.narrows:  # T5's were measured (H100, 2026-11-26)
+        heads = {_padded(problem, axis) for axis in self.longest if axis in HEADS}
+        if self._of_scores and not problem.narrows and heads != {MEASURED_SUMS}:
+            return f"no GPU has measured its sums of scores' gradients on other heads than {MEASURED_SUMS}"
+        if _is_sum(problem) and not problem.narrows:  # T5's were measured (H100, 2026-11-26)
             return "no GPU has measured its sums of scores' gradients, but in place of matmuls in float32"
         if len(heads) > 1:
             return "no GPU has measured it on operands whose heads differ"
@@ -174,11 +167,6 @@ class AttentionBackwardScores(_Recomputing):
         return Facts(config.BLOCK_D, config.BLOCK_V)
 
 
-def _counters(problem: Problem, config: Config) -> Expr:
-    """One for each batch whose rows several programs share."""
-    return problem.blocks(config) if config.SPLIT > 1 else ix.ZERO
-
-
 @template(
     implements=GRADIENT_OF_TABLE,
     device="cuda",
@@ -193,18 +181,9 @@ class AttentionBackwardTable(_Recomputing):
     P, O = operand("b", "m", "n", "c"), result("b", "c")  # noqa: E741
     BLOCK_M, BLOCK_N = knob(64, 128, 32, 16), knob(64, 32, 16)
     BLOCK_D, BLOCK_V, BLOCK_C = knob(64, 16, 32, 128, 256), knob(64, 16, 32, 128, 256), knob(32, 16, 64, 128, 256)
-    SPLIT, WARPS, STAGES = knob(*SPLITS), knob(4, 8), knob(2, 1)
-    SUMS = workspace(torch.float32, lambda p, c: _counters(p, c) * (c.SPLIT * c.BLOCK_C))
-    DONE = workspace(torch.int32, _counters, zeroed=True)
+    WARPS, STAGES = knob(4, 8), knob(2, 1)
     longest: ClassVar = {"d": LONGEST, "v": LONGEST, "c": ENTRIES}
-    _of_scores, _tiles = True, TILES_OF_ENTRIES
-
-    def configs(self, problem: Problem) -> Iterator[dict[str, Any]]:
-        for one in super().configs(problem):
-            yield {**one, "SPLIT": _split(problem, one["BLOCK_M"])}
-
-    def grid(self, problem: Problem, config: Config) -> Expr:
-        return problem.blocks(config) * config.SPLIT
+    _of_scores = True
 
     def facts(self, problems: Sequence[Problem], config: Config) -> Facts:
         return Facts(config.BLOCK_D, config.BLOCK_V, c=config.BLOCK_C)
@@ -213,16 +192,6 @@ class AttentionBackwardTable(_Recomputing):
         if problem.inputs["P"].entry is None:
             return "its last operand is not 1 at one entry of each score"
         return super().refuse(problem)
-
-    def resources(self, problem: Problem, config: Config) -> Resources:
-        found, sums = super().resources(problem, config), config.BLOCK_M * config.BLOCK_C // (WARP * config.WARPS)
-        return replace(found, shared=problem.device.shared + 1) if sums > SUMS_OF_THREAD else found
-
-
-def _split(problem: Problem, rows: int) -> int:
-    """Programs of a batch: so many that SMs are busy, each with a tile of rows at least."""
-    wanted = min(PROGRAMS * problem.device.compute_units / problem.size("b"), math.ceil(problem.size("m") / rows))
-    return next((split for split in SPLITS if split >= wanted), SPLITS[-1])
 
 
 def _is_sum(problem: Problem) -> bool:
