@@ -25,9 +25,13 @@ aten = torch.ops.aten
 _COMPARED = ("eq", "ne", "lt", "le", "gt", "ge")
 _NAMES = ("add", "sub", "mul", "div", "truediv", "true_divide", "iadd", "isub", "imul", "where", *_COMPARED)
 _METHODS = ("add", "sub", "mul", "div", "add_", "sub_", "mul_", "div_", "fill_", *_COMPARED)
+# What the batch of an inner loop has of these.
+_TRACED = (aten.add.Tensor, aten.sub.Tensor, aten.mul.Tensor, aten.div.Tensor)
 ARITHMETIC: frozenset[Any] = frozenset(
-    [*(getattr(module, name) for module in (operator, torch) for name in _NAMES if hasattr(module, name)), *_METHODS]
+    [*(getattr(module, name) for module in (operator, torch) for name in _NAMES if hasattr(module, name)), *_METHODS, *_TRACED]
 )
+# It takes a number that the batch of an inner loop has where iterations are single elements.
+_MAKES_TENSOR = aten.scalar_tensor.default
 # Types to which any number of the program is rounded as it would be on its way through float64 or int64.
 WIDE = (torch.float32, torch.float64, torch.int64)
 # Operators with gradients, besides views, elementwise and core ones.
@@ -117,7 +121,7 @@ def numbers(writer: Writer, column: Column, step: Step) -> Node:
     first = step.nodes[0]
     known = [example(first)] if not _is_write(step) else [example(step.args[0])] if isinstance(step.args[0], Node) else []
     known += [one for node in first.all_input_nodes for one in _tensors(example(node))]
-    if first.target not in (*ARITHMETIC, operator.setitem) or not known:
+    if first.target not in (*ARITHMETIC, operator.setitem, _MAKES_TENSOR) or not known:
         raise Refused(f"{first.name} has numbers that differ, and is no arithmetic")
     if not all(_rounds_equally(column, one.dtype) for one in known if one.dtype != torch.bool):
         raise Refused(f"{first.name} has numbers that its type does not hold")
@@ -241,6 +245,8 @@ class _Body:
         args, kwargs = mapped(step.args, value), mapped(step.kwargs, value)
         if _is_write(step) and position in self.regions.of:
             return _assign(operator.getitem(args[0], args[1]), args[2])
+        if first.target is _MAKES_TENSOR and isinstance(args[0], torch.Tensor):
+            return args[0].to(example(first).dtype)
         if first.op == "call_method":
             return getattr(args[0], str(first.target))(*args[1:], **kwargs)
         return first.target(*args, **kwargs)  # type: ignore[operator]

@@ -11,6 +11,8 @@ tensor. Whatever is not understood leaves the graph as it is.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 from torch.amp.autocast_mode import _enter_autocast
 from torch.fx import GraphModule, Node
@@ -18,7 +20,7 @@ from torch.utils import _pytree as pytree
 
 from kgen.capture.batch_body import Refused, batched_body
 from kgen.capture.batch_views import Writer
-from kgen.capture.joins import joins_of, put_join
+from kgen.capture.joins import Join, joins_of, put_join
 from kgen.capture.regions import is_view_step, runs_backwards
 from kgen.capture.repeats import Repeat, Search, turned
 from kgen.verdict import Outcome, Reason, Verdict
@@ -56,29 +58,39 @@ def batch_repeats(gm: GraphModule, search: Search | None = None) -> list[Verdict
 
 
 def _batch_first(gm: GraphModule, search: Search, verdicts: list[Verdict]) -> bool:
-    """Makes the first loop that can be one a batch, and says whether there was one."""
+    """Makes the first loop that can be one a batch, with all others whose blocks are as long, and says whether there was one.
+
+    The others come first: three of twelve inner loops that are batches already would be taken for three outer iterations."""
+    length = 0
     for found in search:
+        if length and len(found.steps) != length:
+            return True
         names = found.steps[0].nodes[0].name, found.steps[-1].nodes[found.count - 1].name
         try:
-            replaced = _replace(gm, found)
+            joins = joins_of(found)
+            replaced = _replace(gm, found, joins)
         except Refused as reason:
             verdicts.append(Verdict(*names, Outcome.ILLEGAL, Reason.ITERATIONS, detail=str(reason)))
             replaced = False
         if replaced:
             detail = f"{found.count} iterations of {len(found.steps)} operators"
             verdicts.append(Verdict(*names, Outcome.BATCHED, Reason.INDEPENDENT_ITERATIONS, detail=detail))
-            return True
-        search.refused.add(found)
-    return False
+            length = len(found.steps)
+            if joins:
+                return True  # what follows reads nodes that the search has not seen
+            search.refused.erased.update(found.nodes)
+        else:
+            search.refused.add(found)
+    return length > 0
 
 
-def _replace(gm: GraphModule, repeat: Repeat) -> bool:
+def _replace(gm: GraphModule, repeat: Repeat, joins: Sequence[Join]) -> bool:
     """Writes the batch in front of the loop, and erases the loop. Gives False where all that the loop does is to view tensors.
 
     Raises Refused, and leaves the graph as it was."""
     if all(is_view_step(step) for step in repeat.steps):
         return False
-    inside, joins = list(repeat.nodes), joins_of(repeat)
+    inside = list(repeat.nodes)
     if not joins and runs_backwards(repeat):
         repeat = turned(repeat)
     writer = Writer(gm.graph, repeat.steps[0].nodes[0])

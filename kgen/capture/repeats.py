@@ -158,9 +158,10 @@ def _leaf_shape(leaf: Any) -> Any:
 
 
 class Refusals:
-    """Repeats that are left as they are."""
+    """Repeats that are left as they are; nodes of others that are `erased` since the search began."""
 
     def __init__(self) -> None:
+        self.erased = set[Node]()
         self._of = dict[Node, set[tuple[Node, int]]]()
 
     def add(self, repeat: Repeat) -> None:
@@ -179,6 +180,7 @@ class Search:
 
     def __init__(self, gm: GraphModule, refused: Refusals | None = None) -> None:
         self.refused = refused or Refusals()
+        self.refused.erased.clear()
         self._found = find(list(gm.graph.nodes), self.refused)
         self._first = next(self._found, None)
 
@@ -253,7 +255,7 @@ def _in_run(blocks: _Blocks, begin: int, end: int, refused: Refusals) -> Iterato
     while end - begin >= LEAST * blocks.period:
         limit = (end - begin) // blocks.period
         least = blocks.nodes[begin : begin + LEAST * blocks.period]
-        known = refused.covers(least[0], least[-1], blocks.period)
+        known = refused.covers(least[0], least[-1], blocks.period) or not refused.erased.isdisjoint(least)
         made = None if known else blocks.steps(begin, LEAST) and blocks.steps(begin, limit)
         if made:
             yield made

@@ -6,7 +6,8 @@ threads, or be launched, for a few microseconds of work. A batch is one kernel o
 out, and members that do the same to other buffers share one body.
 
 A kernel joins a batch that stands earlier in the order of steps. It must not touch what a step between the two changes, nor
-change what one touches; inside a batch there is no order at all.
+change what one touches; inside a batch there is no order at all. Kernels that write disjoint parts of one buffer, in place, may
+run in one batch: rows of a tensor that a loop writes, the columns of bboxes.
 """
 
 from __future__ import annotations
@@ -23,6 +24,7 @@ from kgen.ir.plan import Call, ComboKernel, Kernel, Step, address
 from kgen.ir.sizes import Sizes
 from kgen.ir.values import Value
 from kgen.scheduler.analysis.memory import may_alias, reads, writes
+from kgen.scheduler.analysis.touched import Touched, touched
 from kgen.scheduler.options import Options
 from kgen.verdict import FusionDemand, OperatorCall, Outcome, Reason, Verdict
 
@@ -57,6 +59,10 @@ FOLDS = ("sum", "prod", "max", "min", "any", "all")
 # so nothing is uploaded before. Some may be Triton's own. A program finds its member among so many by 9 branches.
 POINTER_BYTES, OWN_POINTERS = 8, 32
 CPP_ROOM, MOST_MEMBERS, MOST_FORMS = Room(512, 16, 1 << 16), 512, 8
+# Kernels that write parts of one buffer are compared with so many that have touched it before: each comparison is a proof.
+COMPARED = 64
+# They may have so many times as many bodies: each is a few operators on few points, and waits for all others as a kernel.
+IN_PLACE = 4
 
 
 def room_of(gpu: Gpu) -> Room:
@@ -101,6 +107,15 @@ class _Place:
     small: bool = False
 
 
+@dataclass(frozen=True, slots=True)
+class _Access:
+    """What a place does to memory; `elements` where they are known."""
+
+    at: int
+    writes: bool
+    elements: Touched | None
+
+
 @dataclass(slots=True)
 class _Batches:
     graph: ir.Graph
@@ -112,12 +127,14 @@ class _Batches:
     by_form: dict[Hashable, list[int]] = field(default_factory=dict)
     read_at: dict[str, int] = field(default_factory=dict)  # memory (`ir.storages`) -> the last place that reads, or writes, it
     written_at: dict[str, int] = field(default_factory=dict)
+    accesses: dict[str, list[_Access]] = field(default_factory=dict)  # memory -> the last places that touch it
     barrier: int = -1
     likes: Counter[Hashable] = field(default_factory=Counter)  # points of all reductions of each form
 
     def add(self, step: Step) -> None:
         read, written = (ir.storages(self.graph, names) for names in (reads(step), writes(step)))
-        earliest = self._earliest(read, written)
+        elements = touched(self.graph, step) if isinstance(step, Kernel) else {}
+        earliest = self._earliest(read, written, elements)
         if isinstance(step, Kernel) and self._may_join(step):
             at = self._join(step, earliest)
         else:
@@ -125,6 +142,8 @@ class _Batches:
                 self._refuse_symbols(step, earliest)
             at = len(self.entries)
             self.entries.append(_Place(step))
+        for name in read | written:
+            self._note(name, _Access(at, name in written, elements.get(name)))
         for names, table in ((read, self.read_at), (written, self.written_at)):
             for name in names:
                 table[name] = max(at, table.get(name, -1))
@@ -153,12 +172,29 @@ class _Batches:
         if other is not None:
             self.verdicts.append(Verdict(other.name, kernel.name, Outcome.ILLEGAL, Reason.SYMBOLIC))
 
-    def _earliest(self, read: set[str], written: set[str]) -> int:
+    def _earliest(self, read: set[str], written: set[str], elements: Mapping[str, Touched]) -> int:
         """The first place after all that the step depends on."""
         before = [self.barrier]
-        before += [self.written_at.get(name, -1) for name in read | written]
-        before += [self.read_at.get(name, -1) for name in written]
+        for name in read | written:
+            last = max(self.written_at.get(name, -1), self.read_at.get(name, -1) if name in written else -1)
+            if last > self.barrier and name in elements:
+                last = min(last, self._last_to_meet(name, elements[name]))
+            before.append(last)
         return max(before) + 1
+
+    def _last_to_meet(self, name: str, mine: Touched) -> int:
+        """The last place that touches elements which the step needs. The step comes no earlier than the last one that wrote
+        other elements: its buffer is a version of what that one has made."""
+        known = self.accesses.get(name, [])
+        met = [one.at for one in known if (one.writes or mine.written) and not (one.elements and mine.apart(one.elements))]
+        return max([self.written_at.get(name, -1) - 1, *met])
+
+    def _note(self, name: str, access: _Access) -> None:
+        known = self.accesses.setdefault(name, [])
+        known.append(access)
+        if len(known) > COMPARED:
+            first, second, *_ = known
+            known[:2] = [_Access(max(first.at, second.at), first.writes or second.writes, None)]
 
     def _join(self, kernel: Kernel, earliest: int) -> int:
         """Puts the kernel into the first batch that takes it, its own likes before others, or opens one."""
@@ -185,7 +221,8 @@ class _Batches:
         room = self.room[kernel.target]
         if not place.members or len(place.members) >= room.members or self._home(place.members[0]) != self._home(kernel):
             return False
-        if form not in place.forms and not (len(place.forms) < room.forms and self._suits(place, kernel)):
+        forms = room.forms * IN_PLACE if writes_in_place(kernel) else room.forms
+        if form not in place.forms and not (len(place.forms) < forms and self._suits(place, kernel)):
             return False
         if len(place.pointers | self._pointers(kernel)) > room.pointers:
             return False
@@ -237,6 +274,11 @@ def is_plain(kernel: Kernel) -> bool:
         return all(s.kind == "pointwise" for s in kernel.statements)
     plain = all(s.kind == "pointwise" or (s.kind == "reduction" and s.op in FOLDS) for s in kernel.statements)
     return plain and not kernel.rows and kernel.share is None
+
+
+def writes_in_place(kernel: Kernel) -> bool:
+    """Whether a kernel does no more than to write parts of buffers that are there."""
+    return all(s.kind == "pointwise" and s.op == "set" and s.target is not None for s in kernel.statements)
 
 
 def is_static(kernel: Kernel, graph: ir.Graph) -> bool:

@@ -93,6 +93,13 @@ def loop_in_loop(b: Tensor) -> None:
             b[i, j] = b[i, j] * 2 + 1
 
 
+def loops_of_three(b: Tensor) -> None:
+    for i in range(N):
+        for j in range(N):
+            for k in range(3):
+                b[i, j, k] = b[i, j, k] * (k + 1) + j - i
+
+
 @pytest.mark.every(2)
 @pytest.mark.parametrize("n", [8, 1000])
 def test_any_count_of_rows_is_one_kernel(n: int) -> None:
@@ -100,10 +107,21 @@ def test_any_count_of_rows_is_one_kernel(n: int) -> None:
 
 
 @pytest.mark.parametrize(
-    "f", [columns, tiles, every_other, masks, channel_swap, normalised, loop_in_loop], ids=lambda f: f.__name__
+    "f", [columns, tiles, every_other, masks, channel_swap, normalised, loop_in_loop, loops_of_three], ids=lambda f: f.__name__
 )
 def test_one_kernel(f: Callable[..., Any]) -> None:
-    assert kernels(f, torch.randn(N, N, 3) if f in (channel_swap, normalised) else torch.randn(N, N)) == 1
+    assert kernels(f, torch.randn(N, N, 3) if f in (channel_swap, normalised, loops_of_three) else torch.randn(N, N)) == 1
+
+
+def test_all_inner_loops_come_before_the_outer_one() -> None:
+    """Of 12 rows, three that are batches already were taken for a loop: there were two kernels."""
+    assert kernels(every_element, torch.randn(12, 12, 4)) == 1
+
+
+def every_element(b: Tensor) -> None:
+    for i in range(b.shape[0]):
+        for j in range(b.shape[1]):
+            b[i, j] = b[i, j] * 2 + 1
 
 
 def test_game_of_life() -> None:
