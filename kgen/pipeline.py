@@ -38,6 +38,7 @@ from kgen.host.library_packing import pack_weights
 from kgen.host.poison import poisoned
 from kgen.host.program import accept_saved
 from kgen.host.setup import setup_of
+from kgen.host.strides import strides_of_results
 from kgen.ir import nodes as ir
 from kgen.ir import verify
 from kgen.ir.plan import Kernel, Launch, Packing, Schedule, members
@@ -285,7 +286,8 @@ def build(work: tuple[GraphModule, Schedule, UnitPlan], info: GraphInfo, config:
         blueprint.recording, verdict = cudagraph.decide(assembled.program, static, info.role)
         plan.verdicts.append(verdict)
     try:
-        made = HostGraph(blueprint, torch_adapter.output_strides(gm), assembled.callables)
+        strides = strides_of_results(plan.graph, torch_adapter.output_strides(gm))
+        made = HostGraph(blueprint, strides, assembled.callables)
     except InternalError as failure:
         say_what_failed(failure, (gm, plan), units, config, partial(_unfit_after, plan, info, config))
         raise
