@@ -98,3 +98,11 @@ def test_saved_elements_that_share_memory_in_eager() -> None:
     eager writes two numbers into such a place, and keeps the last."""
     lines = "y = x0.unfold(0, 2, 1)\nout = [F.gelu(y.slice_scatter(y.narrow(2, 0, 1).flip(-1), 2, 19, 20), approximate='tanh')]"
     agrees(lines, b0="randn(1, 20, 1).expand(3, 20, 1).permute(0, 2, 1)", gradients=True)
+
+
+@pytest.mark.parametrize("dtype", ["f32", "bf16"])
+def test_a_deviation_does_not_overflow_where_its_square_does(dtype: str) -> None:
+    made = "x0.std(1), *torch.std_mean(x0, 0, correction=0), x0.std(), x0[:1].std(0, correction=0), x0.var(1)"
+    numbers = f"(randn(1, 4, 30) * torch.tensor([[1e30], [1e-3], [1e18], [1.0]])).to({dtype})"
+    agrees(f"out = [{made}]", b0=numbers)
+    agrees("out = [x0.std(1)]", b0="randn(1, 3, 5)", gradients=True)
