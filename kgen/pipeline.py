@@ -38,6 +38,7 @@ from kgen.host.library_packing import pack_weights
 from kgen.host.poison import poisoned
 from kgen.host.program import accept_saved
 from kgen.host.setup import setup_of
+from kgen.host.strides import strides_of_results
 from kgen.ir import nodes as ir
 from kgen.ir import verify
 from kgen.ir.plan import Kernel, Launch, Packing, Schedule, members
@@ -47,7 +48,7 @@ from kgen.rendered.gpu_kernel import TritonKernel
 from kgen.rendered.kernel_call import KernelCall, Rendered
 from kgen.report import debug, trace
 from kgen.report.record import RECORDERS, Record, record
-from kgen.scheduler import Options, StepChoices, contraction_of, next_best, pack_operands
+from kgen.scheduler import Options, StepChoices, chosen_problem, contraction_of, next_best, pack_operands
 from kgen.scheduler import schedule as make_schedule
 from kgen.templates import registry
 from kgen.templates.render_step import Context, render_step
@@ -241,6 +242,20 @@ def _rendering(plan: Schedule, config: Config, options: Options) -> Callable[[La
     return rendered
 
 
+def _unfit_with(plan: Schedule, info: GraphInfo, config: Config, failed: Launch, why: str) -> tuple[Unusable, ...]:
+    """The configuration of a step that cannot run, and those after it that cannot either, for its problem alone: beside another
+    epilogue they may. Of several kernels in one launch, the first decides."""
+    options = scheduler_options(plan.graph, _without_switches(config, info))
+    kernel = members(failed)[0]
+    assert kernel.choice is not None
+    found = Unusable(kernel.choice, why, compiled=True), *_unfit_after(plan, info, config, failed)
+    if not kernel.contracts:
+        return found
+    device = options.device(plan.graph, contraction_of(kernel))
+    seen = [chosen_problem(replace(kernel, choice=one.choice), plan.graph, device) for one in found]
+    return tuple(replace(one, problem=problem.identity()) for one, problem in zip(found, seen, strict=True))
+
+
 def _unfit_after(plan: Schedule, info: GraphInfo, config: Config, failed: Launch) -> tuple[Unusable, ...]:
     """The configurations after that of a step that cannot run either. Where candidates are measured, estimates do not say which
     ones come next."""
@@ -285,9 +300,10 @@ def build(work: tuple[GraphModule, Schedule, UnitPlan], info: GraphInfo, config:
         blueprint.recording, verdict = cudagraph.decide(assembled.program, static, info.role)
         plan.verdicts.append(verdict)
     try:
-        made = HostGraph(blueprint, torch_adapter.output_strides(gm), assembled.callables)
+        strides = strides_of_results(plan.graph, torch_adapter.output_strides(gm))
+        made = HostGraph(blueprint, strides, assembled.callables)
     except InternalError as failure:
-        say_what_failed(failure, (gm, plan), units, config, partial(_unfit_after, plan, info, config))
+        say_what_failed(failure, (gm, plan), units, config, partial(_unfit_with, plan, info, config))
         raise
     if config.debug or RECORDERS:
         made_of = record(Record(info, plan, units, blueprint, config, scheduler_options(plan.graph, config)))

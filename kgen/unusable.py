@@ -6,7 +6,7 @@ the library, is as good; a call that cannot be launched is not.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Hashable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass
@@ -18,19 +18,22 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Unusable:
-    """A template with values of its knobs, and what went wrong with them; `compiled` says whether they got as far as that."""
+    """A template with values of its knobs, and what went wrong with them; `compiled` says whether they got as far as that.
+    `problem` is the identity of the problem in which it went wrong (`Problem.identity`), None for all of the graph."""
 
     choice: Choice
     why: str
     compiled: bool
+    problem: Hashable = None
 
 
 FOUND: ContextVar[tuple[Unusable, ...]] = ContextVar("kgen_unusable", default=())
 
 
-def usable(template: str, config: tuple[tuple[str, Any], ...]) -> bool:
-    """Whether nothing is known against a configuration."""
-    return not any((one.choice.template, one.choice.config) == (template, config) for one in FOUND.get())
+def usable(template: str, config: tuple[tuple[str, Any], ...], identity: Callable[[], Hashable]) -> bool:
+    """Whether nothing is known against a configuration for the problem with an identity, which is asked for where it matters."""
+    known = [one for one in FOUND.get() if (one.choice.template, one.choice.config) == (template, config)]
+    return not any(one.problem is None or one.problem == identity() for one in known)
 
 
 @contextmanager

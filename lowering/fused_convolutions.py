@@ -44,7 +44,7 @@ def fused_convolution(b: Builder, node: ir.Contraction, reader: ir.Pointwise) ->
         return None
     x, weight, bias, stride, padding, dilation, transposed, _, groups = call.args
     library = _LIBRARIES.get(result.device.type)
-    if transposed or library is None or not library.computes(result.dtype):
+    if transposed or library is None or not library.computes(result.dtype) or not ir.is_row(b.graph, bias):
         return None
     element = vs.load(node.out, (v.expr() for v in reader.vars), result.dtype)
     alone = Tensor(result.sizes, result.dtype, result.device, element)
@@ -64,8 +64,9 @@ def _with_bias(b: Builder, alone: Tensor, reader: ir.Pointwise) -> Iterator[tupl
     for load in vs.loads([reader.value]):
         name, index, dtype = load.attr
         if index == (channel.expr(),) and dtype == alone.dtype and b.graph.buffers[name].sizes == (channel.extent,):
-            row = Tensor(alone.sizes, alone.dtype, alone.device, load)
-            yield ir.TensorArg(name, (channel,), index, dtype), add(b, alone, row)
+            bias = ir.TensorArg(name, (channel,), index, dtype)
+            if ir.is_row(b.graph, bias):
+                yield bias, add(b, alone, Tensor(alone.sizes, alone.dtype, alone.device, load))
 
 
 Call = tuple[Any, tuple[Any, ...]]

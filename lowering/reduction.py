@@ -191,8 +191,15 @@ def _root(x: Tensor) -> Tensor:
     return pointwise(lambda p: vs.call("sqrt", p), x)
 
 
+def _as_deviations(x: Tensor) -> Tensor:
+    """What a standard deviation is computed from: on a CPU float64, as in eager, because squares of numbers overflow whose
+    deviation does not."""
+    narrow = x.device.type == "cpu" and x.dtype.is_floating_point
+    return convert(x, torch.float64) if narrow else x
+
+
 def std(b: Builder, x: Tensor, *args: Any, **kwargs: Any) -> Tensor:
-    return narrowed(_root(_moments(b, x, args, kwargs)[0]), x.dtype)
+    return narrowed(_root(_moments(b, _as_deviations(x), args, kwargs)[0]), x.dtype)
 
 
 def var_mean(b: Builder, x: Tensor, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor]:
@@ -201,7 +208,7 @@ def var_mean(b: Builder, x: Tensor, *args: Any, **kwargs: Any) -> tuple[Tensor, 
 
 
 def std_mean(b: Builder, x: Tensor, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor]:
-    spread, middle = _moments(b, x, args, kwargs)
+    spread, middle = _moments(b, _as_deviations(x), args, kwargs)
     return narrowed(_root(spread), x.dtype), narrowed(middle, x.dtype)
 
 

@@ -376,6 +376,20 @@ class Problem:
 
     # ---- sizes ------------------------------------------------------------------------------------------------------
 
+    @memoised
+    def identity(self) -> Hashable:
+        """Equal for problems of which a compiler makes the same but for names, in another attempt at the graph as well."""
+        lengths = tuple((axis, self.extent(axis)) for axis in self.loops)
+        return lengths, tuple(map(self._text, self.kernel.statements))
+
+    def _text(self, s: Statement) -> Hashable:
+        """What a statement does: its operations, and how what it reads and stores lies in memory."""
+        walk = vs.topological(s.roots)
+        names = (*(v.attr[0] for v in walk if v.op == "load"), *(name for name in s.outs if name is not None))
+        found = (self.graph.buffers.get(name) for name in names)
+        buffers = tuple((b.dtype, b.sizes, b.strides) if b is not None else None for b in found)
+        return s.kind, s.op, s.stored, tuple((v.op, v.dtype, len(v.args)) for v in walk), buffers
+
     def extent(self, axis: str) -> Expr:
         """The length of an axis; 1 for an empty one."""
         return ix.product(v.extent for v in self.loops[axis])

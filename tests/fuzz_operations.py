@@ -35,7 +35,11 @@ JUMPS = ("torch.floor({a})", "torch.ceil({a})", "torch.trunc({a} * 3)", "torch.r
 
 
 def unary(g: Grower, name: str) -> str:
-    return f"{name} = " + g.rng.choice(UNARY).format(a=g.pick("float"), number=g.number())
+    """Eager's gradient of hardsigmoid is a sixth in float32, for float64 as well."""
+    form = g.rng.choice(UNARY)
+    if g.gradients and "hardsigmoid" in form and "f64" in g.floats:
+        raise Dropped
+    return f"{name} = " + form.format(a=g.pick("float"), number=g.number())
 
 
 def jump(g: Grower, name: str) -> str:
@@ -733,6 +737,96 @@ def foreach(g: Grower, name: str) -> str:
     )  # fmt: skip
 
 
+def layered(g: Grower, name: str) -> str:
+    """What nets are made of: convolutions with norms and activations, channels last, attention with heads and masks."""
+    a = g.pick("float", rank=2)
+    t, rng = g[a], g.rng
+    c = rng.choice([c for c in (2, 4, 8) if t.numel() and t.numel() % c == 0] or [1])
+    pixels = t.numel() // c
+    rows = rng.choice([r for r in (2, 3, 4, 5, 8) if pixels % r == 0] or [1])
+    form = rng.choice(("", ".contiguous(memory_format=torch.channels_last)"))
+    image, own = f"{a}.reshape(1, {c}, {rows}, -1){form}", DTYPE_NAMES[t.dtype]
+    if rng.random() < 0.6:
+        w, wide = _weight(g, own, c, c, 3, 3), _weight(g, own, 2 * c, c, 1, 2)
+        bias = rng.choice((f"{w}[:, 0, 0, 0]", f"{w}.reshape(-1)[:{c}]", "None"))
+        act = rng.choice(("F.relu", "torch.sigmoid", "F.silu", "F.hardswish", "torch.tanh"))
+        conv = f"F.conv2d({image}, {w}, {bias}, padding=1)"
+        return f"{name} = " + rng.choice(
+            (f"{act}({conv})", f"{act}({conv} + {image})", f"{conv} + {image}", f"F.conv2d({act}({conv}), {wide}, padding=(0, 1))",
+             f"{act}(F.batch_norm({conv}, {w}[0, :, 0, 0], {w}[:, 0, 1, 1].abs() + 0.5, eps=0.1))",
+             f"F.group_norm({conv}, 1, {w}[0, :, 0, 0], eps=0.1)", f"F.max_pool2d({act}({conv}), 3, 2, 1)",
+             f"{conv}.mean((2, 3)) * {act}({image}.amax((2, 3)))", f"F.interpolate({conv}, scale_factor=2)",
+             f"torch.cat([{conv}, {image}], 1)", f"{conv}.permute(0, 2, 3, 1).softmax(-1)")
+        )  # fmt: skip
+    heads = f"{a}.reshape(1, {c}, {rows}, -1)"
+    causal = rng.choice((", is_causal=True", "", f", attn_mask=torch.ones({rows}, {rows}, dtype=boolean, device=D).tril(1)"))
+    scores = f"({heads} @ {heads}.mT * 0.1)"
+    return f"{name} = " + rng.choice(
+        (f"F.scaled_dot_product_attention({heads}, {heads}.flip(2), {heads}{causal})",
+         f"{scores}.softmax(-1) @ {heads}", f"({scores}.tanh() * 3).masked_fill({scores} < -0.1, -1e4).softmax(-1) @ {heads}",
+         f"F.layer_norm({heads}.transpose(1, 2).flatten(2), {heads}.transpose(1, 2).flatten(2).shape[-1:], eps=0.1)",
+         f"torch.stack({heads}.unbind(1)[::-1]).sum(0) * 0.1")
+    )  # fmt: skip
+
+
+def turned(g: Grower, name: str) -> str:
+    """Complex numbers between real ones."""
+    a = g.pick("float", rank=1)
+    z = f"torch.complex({a}.float(), {a}.float().flip(0))"
+    if DTYPE_NAMES[g[a].dtype] == "f64":  # where every float is float64, float() is not
+        z = f"torch.complex({a}, {a}.flip(0))"
+    return f"{name} = " + g.rng.choice(
+        (f"({z} * {z}.conj()).real * 0.1", f"torch.view_as_real({z} * 1j)", f"{z}.abs()", f"({z} + {z}.mean()).imag",
+         f"torch.view_as_real({z}.conj())[..., 1]", f"({z} / ({z}.abs() + 1)).real", f"torch.fft.rfft({z}.real).abs() * 0.1",
+         f"torch.fft.ifft({z}).real", f"{z}.sum(-1).imag", f"({z} * {z}).real.cumsum(0) * 0.1", f"torch.polar({z}.abs(), {z}.real).imag")
+    )  # fmt: skip
+
+
+def small_float(g: Grower, name: str) -> str:
+    """There and back: numbers of eight bits. What they round to may depend on the last bits, so few that are rounded again."""
+    if g.gradients:
+        raise Dropped
+    a, kind = g.pick("float", "int"), g.rng.choice(("torch.float8_e4m3fn", "torch.float8_e5m2"))
+    own = DTYPE_NAMES[g[a].dtype]
+    if kind_of(g[a]) == "int":
+        return f"{name} = ({a} % 16).to({kind}).to(f32)"
+    return f"{name} = {a}.clamp(-100, 100).to({kind}).to({own})"
+
+
+def collected(g: Grower, name: str) -> str:
+    """Sums, products and extremes by positions that repeat, and numbers at pairs of positions."""
+    a = g.pick("float", rank=2)
+    t, rng = g[a], g.rng
+    n, m = t.shape[:2]
+    if not n or not m or not t.numel():
+        raise Dropped
+    count = rng.choice((1, 3, n))
+    i, j = _long(_indices(g, n, str(count))), _long(_indices(g, m, str(count)))
+    how, inc = rng.choice(("prod", "mean", "amax", "amin")), rng.choice((True, False))
+    ones = ", ".join("1" for _ in range(t.dim() - 1))
+    where = f"{i}.reshape(-1, {ones}).expand({', '.join(map(str, (count, *t.shape[1:])))})"
+    source = f"{a}[:1].tanh().expand({', '.join(map(str, (count, *t.shape[1:])))})"
+    return f"{name} = " + rng.choice(
+        (f"{a}.tanh().scatter_reduce(0, {where}, {source}, '{how}', include_self={inc})",
+         f"{a}.tanh().index_reduce(0, {i}, {source}, '{how}', include_self={inc})",
+         f"{a}.index_put(({i}, {j}), {a}[:1, :1].sum(0)[0] * 0.1, accumulate=True)", f"{a}[{i}, {j}]", f"{a}[{i}[:, None], {j}]",
+         f"{a}.clone()\n{name}[{i}, {j}] += 1", f"{a}.index_put((None, {j}), {a}[:, :1] * 0.1, accumulate=True)",
+         f"torch.segment_reduce({a}.reshape({n}, -1)[:, 0].contiguous(), 'sum', lengths=torch.tensor([{n}, 0], device=D))",
+         f"torch.bincount({i}, minlength={n})[:{n}] + 0", f"{a}.masked_scatter({a} > 0.1, torch.arange({t.numel()}, device=D).to({a}.dtype))")
+    )  # fmt: skip
+
+
+def branched(g: Grower, name: str) -> str:
+    """Bodies of control flow."""
+    if g.gradients:
+        raise Dropped
+    a = g.pick("float", rank=1)
+    return f"{name} = " + g.rng.choice(
+        (f"torch.cond({a}.sum() > 0, lambda t: t.sin() + 1, lambda t: t * 2, ({a}.clone(),))",
+         f"torch.cond({a}.shape[0] > 2, lambda t: t.sum(-1), lambda t: t.amax(-1), ({a}.clone(),))")
+    )  # fmt: skip
+
+
 # ---- what eager refuses ---------------------------------------------------------------------------------------------
 
 
@@ -782,6 +876,7 @@ OPERATIONS: dict[Operation, float] = {
     rearrange: 3, join: 4, pad: 1.5, index: 4, gather: 3,
     embedding: 1.5, scatter: 4, assign: 4, mutate: 5, mutate_input: 4, mutate_result: 3, contract: 2.5, integer_contract: 0.5,
     convolve: 1, window: 2, create: 2, foreach: 0.5,
+    layered: 2.5, turned: 1.5, small_float: 0.7, collected: 2.5, branched: 0.5,
 }  # fmt: skip
 
 #: Operations that a program may end with because eager raises.

@@ -8,6 +8,7 @@ that differ among them depend on the last bits, and are not compared.
 from __future__ import annotations
 
 import contextlib
+import re
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import partial
@@ -92,7 +93,9 @@ def _same(found: Finding, other: Finding) -> bool:
 
 
 def _message(text: str) -> str:
-    return text.split("raised:\n")[-1].split("\n")[0].rpartition(": ")[2]
+    """The message of an error, without the addresses of objects."""
+    last = text.split("raised:\n")[-1].split("\n")[0].rpartition(": ")[2]
+    return re.sub(r"\b(0x)?[0-9a-f]{12,}\b", "", last)
 
 
 def _decomposed() -> Any:

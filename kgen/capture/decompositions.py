@@ -54,7 +54,6 @@ EXTRA: tuple[Any, ...] = (
     aten.pixel_unshuffle,
     aten.silu,
     aten.split_with_sizes,
-    aten.std_mean,
     aten.upsample_bicubic2d,
     aten.upsample_bilinear2d,
     aten.upsample_linear1d,
@@ -95,6 +94,9 @@ NATIVE: tuple[Any, ...] = (
     # one select each instead of an index computation for the whole tensor
     aten.select_scatter,
     aten.slice_scatter,
+    # a deviation does not overflow where its square does
+    aten.std,
+    aten.std_mean,
     # a view of a concatenation would hide that its parts are read at one place
     aten.stack,
 )

@@ -75,7 +75,7 @@ def fits(problem: Problem, config: Config) -> bool:
     """Whether the device can run a configuration, and the problem's reductions suit its tiles."""
     device, needs = problem.device, problem.template.resources(problem, config)
     large = needs.shared > device.shared or needs.registers > device.registers
-    return not large and problem.admits(config) and usable(problem.template.name, config.values)
+    return not large and problem.admits(config) and usable(problem.template.name, config.values, problem.identity)
 
 
 def order(problem: Problem, config: Config) -> Hashable:

@@ -64,6 +64,8 @@ def _may_pack(call: ir.Extern, form: _Form, graph: ir.Graph, frozen: set[str]) -
     tensors = [image, weight, *(a for a in call.args[1 : form.weight] if isinstance(a, ir.TensorArg))]
     if not all(isinstance(one, ir.TensorArg) and _is_whole(one, graph) for one in tensors) or weight.buffer not in frozen:
         return False
+    if not ir.is_row(graph, call.args[form.weight + 1]):
+        return False
     kind, out = weight.dtype, call.outs[0]
     narrow = kind is torch.bfloat16 and torch.ops.mkldnn._is_mkldnn_bf16_supported()
     if out is None or not (kind is torch.float32 or narrow):

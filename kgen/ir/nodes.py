@@ -79,7 +79,7 @@ import torch
 from typing_extensions import TypeIs
 
 from kgen.ir import ops
-from kgen.ir.index import ONE, Expr, Indirect, Size, Var, free_atoms, indirects
+from kgen.ir.index import ONE, Expr, Indirect, Size, Var, free_atoms, indirects, linearize, stride_of
 from kgen.ir.program import Program
 from kgen.ir.values import Index, Value, index_exprs, loads, topological
 from kgen.verdict import OperatorCall
@@ -451,6 +451,17 @@ def dense_strides(buffer: Buffer) -> Sizes:
         strides[k] = total
         total = total * (ONE if buffer.sizes[k] == 0 else buffer.sizes[k])
     return tuple(strides)
+
+
+def is_row(graph: Graph, arg: TensorArg | None) -> bool:
+    """Whether a vector's elements are known to lie one after another. oneDNN reads a bias so, whatever its stride is. True of
+    None, and of one element."""
+    if arg is None or arg.vars[0].extent == 1:
+        return True
+    buffer = graph.buffers[arg.buffer]
+    if buffer.strides is None and len(buffer.sizes) > 1:
+        return False  # which order the dimensions will have is not settled
+    return stride_of(linearize(arg.index, dense_strides(buffer)), arg.vars[0]) is ONE
 
 
 def own_copy(graph: Graph) -> Graph:

@@ -537,9 +537,11 @@ def _replaced(roots: list[Value], kinds: Container[str], replace: Callable[[Valu
 
 def guard_loads(value: Value, mask: Value, free: Container[Value] = ()) -> Value:
     """Adds `mask` to every load of the value (see ops.STRUCTURAL) but those that are `free`. Nor does an assertion say
-    anything where the mask is false."""
+    anything where the mask is false, nor is an index from data checked there."""
 
     def add(loaded: Value) -> Value:
+        if loaded.op == "index":
+            return _guarded_index(loaded, mask)
         if loaded.op == "assert":
             return asserted(loaded.args[0], call("or", call("not", mask), loaded.args[1]), loaded.attr)
         old = loaded.args[0] if loaded.args else None
@@ -549,4 +551,13 @@ def guard_loads(value: Value, mask: Value, free: Container[Value] = ()) -> Value
     # loads inside the mask itself must stay as they are: they are not reachable from `value` unless shared, and a shared
     # load guarded by a mask that depends on it would be a cycle
     inside = set(topological([mask]))
-    return _replaced([value], ("load", "assert"), lambda v: None if v in inside or v in free else add(v))[0]
+    return _replaced([value], ("load", "assert", "index"), lambda v: None if v in inside or v in free else add(v))[0]
+
+
+def _guarded_index(value: Value, mask: Value) -> Value:
+    """An integer computed from indices. Those from data are 0 where the mask is false: no load with a mask checks them."""
+    found: Mapping[Atom, Expr] = {
+        atom: ix.indirect(where(mask, atom.value, const(0, atom.value.dtype)), atom.size).expr()
+        for atom in ix.indirects(value.attr)
+    }
+    return index_value(ix.substitute(value.attr, found), value.dtype) if found else value

@@ -84,3 +84,25 @@ def test_what_is_written_over_is_read_before() -> None:
     """`x + 1` took the memory of the stack, which the kernel read afterwards."""
     parts = "torch.stack([x1, *torch.zeros(15, device=D).unbind(0)])"
     agrees(f"out = [x0 + 1, x0 * {parts}]", b0="randn(1, 16)", b1="randn(2)")
+
+
+@pytest.mark.parametrize("size", [1, 3])
+def test_a_masked_index_into_what_is_not_stored_is_checked_where_it_is_read(size: int) -> None:
+    """The count of true elements before the first is -1, which no element asks for."""
+    lines = "y = torch.eye(x0.shape[0], device=D).flip(0)\nout = [y.masked_scatter(y > 0, torch.arange(9.0, device=D))]"
+    agrees(lines, b0=f"randn(1, {size})")
+
+
+def test_saved_elements_that_share_memory_in_eager() -> None:
+    """AOTAutograd was told eager's strides, with which several elements of the saved tensor are in one place. Rows are equal here:
+    eager writes two numbers into such a place, and keeps the last."""
+    lines = "y = x0.unfold(0, 2, 1)\nout = [F.gelu(y.slice_scatter(y.narrow(2, 0, 1).flip(-1), 2, 19, 20), approximate='tanh')]"
+    agrees(lines, b0="randn(1, 20, 1).expand(3, 20, 1).permute(0, 2, 1)", gradients=True)
+
+
+@pytest.mark.parametrize("dtype", ["f32", "bf16"])
+def test_a_deviation_does_not_overflow_where_its_square_does(dtype: str) -> None:
+    made = "x0.std(1), *torch.std_mean(x0, 0, correction=0), x0.std(), x0[:1].std(0, correction=0), x0.var(1)"
+    numbers = f"(randn(1, 4, 30) * torch.tensor([[1e30], [1e-3], [1e18], [1.0]])).to({dtype})"
+    agrees(f"out = [{made}]", b0=numbers)
+    agrees("out = [x0.std(1)]", b0="randn(1, 3, 5)", gradients=True)

@@ -10,11 +10,13 @@ import pytest
 import torch
 from codegen import options_for
 
-from kgen import backend, errors, next_best, unusable
+from kgen import backend, errors, next_best, pipeline, unusable
 from kgen.backend import STAGES
 from kgen.build import triton
+from kgen.capture.torch_adapter import GraphInfo
+from kgen.config import from_call
 from kgen.device import Gpu
-from kgen.ir.plan import Choice, Kernel, members
+from kgen.ir.plan import Choice, Kernel, Schedule, members
 from kgen.rendered.gpu_kernel import CompiledKernel, TritonKernel
 from kgen.scheduler.selection import choose
 from kgen.scheduler.selection.choose import contraction_of
@@ -22,6 +24,7 @@ from kgen.unusable import Unusable
 from tests.scheduler.selection.test_safe_choices import planned
 
 KERNEL = Kernel("k", (), (), 1, (), (), (), "triton")
+INFO = GraphInfo("graph", "inference", frozenset(), frozenset())
 CHOICES = [Choice("t", (("STAGES", k),)) for k in range(20)]
 
 
@@ -107,6 +110,39 @@ def test_the_next_best_are_in_the_order_of_estimates() -> None:
             [again] = (k for step in planned(matmul, *args).kernels for k in members(step) if k.choice is not None)
         assert chosen(again) == choice
         left_out.append(choice)
+
+
+def two_matmuls(x: torch.Tensor, w: torch.Tensor, y: torch.Tensor, v: torch.Tensor) -> tuple[torch.Tensor, ...]:
+    return torch.relu(x @ w), torch.abs(y @ v)
+
+
+def test_a_configuration_is_left_out_for_its_problem_alone() -> None:
+    """It spilled with one epilogue: the other matmul, of the same lengths, keeps it."""
+    square = torch.empty(4096, 4096, dtype=torch.bfloat16)
+
+    def kernels() -> tuple[Schedule, list[Kernel]]:
+        plan = planned(two_matmuls, *(torch.empty_like(square) for _ in range(4)))
+        return plan, [k for step in plan.kernels for k in members(step) if k.choice is not None]
+
+    plan, before = kernels()
+    assert len(before) == 2
+    assert chosen(before[0]) == chosen(before[1])
+    device = options_for(gpu=True).device(plan.graph, contraction_of(before[0]))
+    problem = choose.chosen_problem(before[0], plan.graph, device).identity()
+    with unusable.without((Unusable(chosen(before[0]), "", compiled=True, problem=problem),)):
+        _, after = kernels()
+    assert chosen(after[0]) != chosen(before[0])
+    assert chosen(after[1]) == chosen(before[1])
+
+
+def test_what_spills_says_for_which_problem(monkeypatch: pytest.MonkeyPatch) -> None:
+    plan = planned(matmul, *(torch.empty(4096, 4096, dtype=torch.bfloat16) for _ in range(2)))
+    [kernel] = (k for step in plan.kernels for k in members(step) if k.choice is not None)
+    monkeypatch.setattr(pipeline, "_unfit_after", lambda *_: (Unusable(chosen(kernel), "next", compiled=True),))
+    found = pipeline._unfit_with(plan, INFO, from_call(None, {}), kernel, "spills")
+    assert [one.why for one in found] == ["spills", "next"]
+    assert found[0].problem is not None
+    assert found[0].problem == found[1].problem
 
 
 def test_a_further_attempt_begins_after_lowering(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -198,7 +198,7 @@ class Owner(nn.Module):
         return x
 
 
-def frozen(owner: Owner, x: Tensor, **options: Any) -> tuple[Record, Any]:
+def frozen(owner: nn.Module, x: Tensor, **options: Any) -> tuple[Record, Any]:
     options = {"cache": False, "freezing": True, **options}
     with torch.no_grad(), recording() as seen:
         run = torch.compile(owner, backend="kgen", fullgraph=True, options=options)
@@ -237,3 +237,27 @@ def test_a_weight_of_two_sizes_of_images_is_packed_for_each() -> None:
 def test_images_with_channels_first_have_plain_weights() -> None:
     graph, _ = frozen(Owner(torch.randn(8, 8, 3, 3) / 8), given(torch.contiguous_format)[0], layouts="off")
     assert not graph.plan.library_packings
+
+
+@pytest.mark.cpu
+@pytest.mark.parametrize("activation", [torch.sigmoid, F.relu])
+def test_a_bias_with_steps_between_its_numbers_is_no_argument_of_the_one_call(activation: Callable[[Tensor], Tensor]) -> None:
+    """oneDNN reads a bias as if its numbers lay one after another."""
+    bias = torch.randn(8, 2)
+    found = compiled(lambda x, w, b: activation(F.conv2d(x, w, b[:, 0], padding=1)), *given(last)[:2], bias)
+    assert ALONE not in found
+
+
+@pytest.mark.cpu
+def test_a_bias_with_steps_between_its_numbers_keeps_weights_as_they_are() -> None:
+    class Stepped(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.weight = nn.Parameter(torch.randn(8, 8, 3, 3) / 8, requires_grad=False)
+            self.bias = nn.Parameter(torch.randn(8, 2), requires_grad=False)
+
+        def forward(self, x: Tensor) -> Tensor:
+            return F.conv2d(x, self.weight, self.bias[:, 0], padding=1)
+
+    graph, _ = frozen(Stepped(), given(last)[0])
+    assert not any(v.outcome is Outcome.PACKED for v in graph.plan.verdicts)
