@@ -14,7 +14,7 @@ from kgen.ir import nodes as ir
 from kgen.ir import values as vs
 from kgen.ir.program import Elementwise, Program, Softmax
 from kgen.templates.contract import Config
-from kgen.templates.problem import Problem
+from kgen.templates.problem import Input, Problem
 from kgen.unusable import usable
 
 # A launch, or waking the threads, with what it leaves idle at either end.
@@ -35,6 +35,9 @@ ALIGNED_SHARE = {16: 1.0, 8: 0.7, 4: 0.45, 2: 0.14, 1: 0.14}
 ALIGNED_COPY = "aligned"
 # What is left of the bandwidth there (H100, 2026-11-24, bench.regret: ViT's and Whisper's attention).
 STREAMED_SHARE = {16: 1.0, 8: 0.55, 4: 0.4, 2: 0.33, 1: 0.33}
+# And of that where no row of an operand or of the result has as many bytes (H200, 2026-11-26, bench.untuned: heads that are
+# mixed, 2^20 rows of 12 numbers read and written in 95 us).
+SHORT_ROW, SHORT_SHARE = 64, 0.25
 # And where numbers have 8 bits.
 BYTE_SHARE = 0.93
 # Bytes of results that a GPU's L2 cache still holds when the next kernel reads them (H100, 2026-11-24, bench.regret).
@@ -176,7 +179,29 @@ def apart_seconds(problem: Problem) -> float:
         if read.load is None or read.unscaled or _is_looked_up(read.load) or _is_merged(problem, name):
             apart = (problem.bytes_read(name) + problem.bytes_of_operand(name)) / stream + LAUNCH[device.kind]
             total += apart / max(1, read.unscaled)
+        elif _is_copied(problem, read):
+            total += _copying_seconds(problem, read, stream)
     return total + sums_seconds(problem)
+
+
+def _is_copied(problem: Problem, read: Input) -> bool:
+    """Whether a GPU's library reads a copy of an operand that a template reads where it is, in another order: of the other
+    dimensions of an image, say."""
+    node = problem.contraction
+    if node is None or read.load is None or problem.device.kind != "cuda":
+        return False
+    source = problem.graph.provenance.get(read.load.attr[0])
+    name = source.source if source is not None and source.role == ALIGNED_COPY else read.load.attr[0]
+    return bool(node.stored) and name not in {load.attr[0] for load in vs.loads(node.stored)}
+
+
+def _copying_seconds(problem: Problem, read: Input, stream: float) -> float:
+    """The time of such a copy. A kernel of the graph that makes the elements writes them in the copy's order at once."""
+    assert read.load is not None
+    made = any(read.load.attr[0] in ir.outs(node) for node in problem.graph.nodes if not isinstance(node, ir.Extern))
+    if made:
+        return 0.0
+    return (problem.bytes_read(read.name) + problem.bytes_of_operand(read.name)) / stream + LAUNCH[problem.device.kind]
 
 
 def _bytes_of(problem: Problem, name: str) -> int:
@@ -329,7 +354,7 @@ def _call(problem: Problem, streaming: float) -> float:
         aligned = _alignment(problem)
         share *= NARROW_SHARE if _is_narrow(problem) else PATCH_SHARE if _reads_patches(problem) else 1.0
         share *= ALIGNED_SHARE[aligned] * (BYTE_SHARE if problem.main_dtype.itemsize == 1 else 1.0)
-        streaming /= STREAMED_SHARE[aligned]
+        streaming /= STREAMED_SHARE[aligned] * (SHORT_SHARE if aligned < LOAD and _has_short_rows(problem) else 1.0)
         compute = problem.flops / len(problem.members) / problem.rate / share
         batch, extents = _result_sizes(problem)
         tiles = math.prod((*batch, *(math.ceil(n / 128) for n in extents)))
@@ -354,12 +379,19 @@ def _result_sizes(problem: Problem) -> tuple[list[int], list[int]]:
     return [problem.size(a) for a in pattern.batch], [problem.size(a) for a in pattern.results[0] if a not in pattern.batch]
 
 
+def _has_short_rows(problem: Problem) -> bool:
+    """Whether both operands of a library's matmul, and its result, have short rows."""
+    (_, extents), pattern = _result_sizes(problem), problem.template.implements
+    reduced = math.prod(problem.size(axis) for axis in pattern.axes if axis not in pattern.results[0])
+    return max(min(extents), reduced) * problem.main_dtype.itemsize < SHORT_ROW
+
+
 def _alignment(problem: Problem) -> int:
     """The largest of 16, 8, 4 and 2 that the bytes of all rows, those of the result included, are a multiple of. Computed
     operands are stored for a library, row by row. What is no matmul in memory has a library of its own."""
     lengths = [problem.size(problem.template.implements.results[0][-1])]
     for name, one in problem.inputs.items():
-        if one.load is None:
+        if one.load is None or _is_copied(problem, one):
             lengths.append(problem.size(one.axes[-1]))
             continue
         strides = [problem.stride(name, axis) for axis in one.axes]
