@@ -27,6 +27,12 @@ TILES = {
     384: ((64, 64, 8, 2), (64, 32, 4, 2), (32, 32, 4, 2)),
     768: ((32, 32, 4, 2), (32, 16, 4, 1), (16, 16, 4, 1)),
 }
+# The same of float32 numbers that are multiplied exactly: both operands are in registers, and larger tiles spill.
+EXACT = {
+    192: ((32, 32, 4, 2), (32, 16, 4, 2)),
+    384: ((32, 32, 8, 2), (32, 16, 4, 2), (16, 16, 4, 2)),
+    768: ((16, 16, 4, 1),),
+}
 # 32-bit registers of a thread besides those of tiles, the most that it has, and threads of a warp.
 OTHER_REGISTERS, WARP = 72, 32
 # Share of the peak rate of dots by rows, columns and warps of a tile, of others a guess, and seconds of a launch (H100,
@@ -72,7 +78,8 @@ class _Recomputing(KernelTemplate):
         heads = {f"BLOCK_{axis.upper()}": _padded(problem, axis) for axis in self.longest}
         total = sum(heads[f"BLOCK_{axes[-1].upper()}"] for axes in _matrices(problem).values())
         wide = total * max(1, problem.main_dtype.itemsize // 2)
-        table = next((rows for most, rows in TILES.items() if wide <= 2 * most), TILES[768])
+        tables = EXACT if problem.exact_float32 else TILES
+        table = next((rows for most, rows in tables.items() if wide <= 2 * most), tables[768])
         for m, n, warps, stages in table:
             yield {"BLOCK_M": m, "BLOCK_N": n, **heads, "WARPS": warps, "STAGES": stages}
 
