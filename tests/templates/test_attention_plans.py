@@ -34,6 +34,8 @@ TAKEN = {
     "GPT-2": (1, 3), "BERT": (1, 3), "ALiBi": (1, 3), "softcap": (1, 3), "sliding window": (1, 3), "prefix": (1, 3),
     "documents": (1, 3), "grouped heads": (1, 4), "sink": (1, 4), "T5": (1, 5),
 }  # fmt: skip
+# Differential attention is two softmaxes. SDPA of a norm's result stays a call of the library in a training step.
+ALL = {**TAKEN, "differential": (2, 5), "QK norm and rotary": (3, 3)}
 
 
 # Kernels of backward on a GPU where what the scores' function reads has a gradient: sums along rows or columns are part of the
@@ -120,6 +122,13 @@ def test_differential_attention_stores_no_weights(gpu: bool) -> None:
     assert (len(forward.steps), len(backward.steps)) == (2, 5 if gpu else 8)
     assert not matrices(forward, 2)
     assert not matrices(backward, 2)
+
+
+@pytest.mark.parametrize("name", SPELLINGS)
+def test_all_spellings_have_so_many_kernels(name: str) -> None:
+    """In training on a GPU: forward, and backward."""
+    plans = training_plans(SPELLINGS[name].function, *arguments(SPELLINGS[name]))
+    assert tuple(len(plan.steps) for plan in plans) == ALL[name]
 
 
 def test_gradients_in_one_launch_are_a_graph_of_their_own() -> None:
@@ -290,7 +299,7 @@ def biased_as_the_library_computes_it(q: Tensor, k: Tensor, v: Tensor, bias: Ten
     ("fn", "head", "taken"), [(biased_as_the_library_computes_it, 64, True), (biased, 64, True), (biased, 128, False)]
 )
 def test_gradients_of_biases_are_templates_by_default_where_these_were_measured(fn: Any, head: int, taken: bool) -> None:
-    """In place of float32 matmuls, as T5's, where SDPA is taken apart; and in place of those of 16-bit numbers for some heads."""
+    """In place of float32 matmuls, as where SDPA is taken apart; in place of those of 16-bit numbers for some heads."""
     made = torch.Generator().manual_seed(0)
     args = [torch.randn(4, 2, 256, head, generator=made).bfloat16().requires_grad_() for _ in range(3)]
     bias = torch.randn(2, 256, 256, generator=made).bfloat16().requires_grad_()

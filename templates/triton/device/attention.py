@@ -29,29 +29,3 @@ def dot_of_weights(weights, right, acc, precision: tl.constexpr):
         return waited(weights, right, acc, "tf32")
     else:
         return waited(weights, right, acc, "ieee")
-
-
-@triton.jit
-def add_entries(total, x, entry, count):
-    """The sums of entries below `count`, with what a tile adds to each. Four entries at a time: a sum of a whole tile goes
-    through shared memory, and four of them do so at once. Most tiles have one entry."""
-    entry = entry.to(tl.int32)
-    first = tl.min(tl.where(entry < 0, count, entry))
-    last = tl.minimum(tl.max(entry) + 1, count)
-    fours = first + tl.maximum(last - first, 0) // 4 * 4
-    for c in range(first, fours, 4):
-        total += sums_of_four(x, entry, c, total)
-    for c in range(fours, last):
-        one = tl.sum(tl.sum(tl.where(entry == c, x, 0.0), 1), 0)
-        total += tl.where(tl.arange(0, total.shape[0]) == c, one, 0.0)
-    return total
-
-
-@triton.jit
-def sums_of_four(x, entry, c, total):
-    """What a tile adds to the entries from c on, in a tensor of all entries."""
-    even = tl.join(tl.where(entry == c, x, 0.0), tl.where(entry == c + 2, x, 0.0))
-    odd = tl.join(tl.where(entry == c + 1, x, 0.0), tl.where(entry == c + 3, x, 0.0))
-    sums = tl.reshape(tl.sum(tl.sum(tl.join(even, odd), 1), 0), [4])
-    hit = tl.arange(0, total.shape[0])[:, None] == c + tl.arange(0, 4)[None, :]
-    return tl.sum(tl.where(hit, sums[None, :], 0.0), 1)

@@ -42,7 +42,7 @@ from kgen.templates.triton.device.arithmetic import (
     trunc,
     truncdiv,
 )
-from kgen.templates.triton.device.attention import add_entries, dot_of_weights, power_of, shift_of, sums_of_four
+from kgen.templates.triton.device.attention import dot_of_weights, power_of, shift_of
 from kgen.templates.triton.device.branches import branch_constant
 from kgen.templates.triton.device.folds import (
     combine_all,

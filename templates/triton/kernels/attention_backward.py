@@ -10,7 +10,7 @@ scores' gradients over batches, as of a bias that these share, and one their sum
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
 from kgen.ir.program import MatrixSizes
@@ -27,14 +27,24 @@ TILES = {
     384: ((64, 64, 8, 2), (64, 32, 4, 2), (32, 32, 4, 2)),
     768: ((32, 32, 4, 2), (32, 16, 4, 1), (16, 16, 4, 1)),
 }
+# The same of float32 numbers that are multiplied exactly: both operands are in registers, and larger tiles spill.
+EXACT = {
+    192: ((32, 32, 4, 2), (32, 16, 4, 2)),
+    384: ((32, 32, 8, 2), (32, 16, 4, 2), (16, 16, 4, 2)),
+    768: ((16, 16, 4, 1),),
+}
 # 32-bit registers of a thread besides those of tiles, the most that it has, and threads of a warp.
 OTHER_REGISTERS, WARP = 72, 32
 # Share of the peak rate of dots by rows, columns and warps of a tile, of others a guess, and seconds of a launch (H100,
 # 2026-11-26, bench.gpu_attention --backward: forward and backward passes of three patterns with heads of 64 and 128).
 DOTS = {(64, 64, 4): 0.28, (64, 32, 4): 0.26, (128, 64, 8): 0.2, (64, 64, 8): 0.18, (32, 32, 4): 0.17}
 OTHER_DOTS, LAUNCH = 0.1, 4e-6
-# Entries of a table, at most.
-ENTRIES = 256
+
+
+# The same where a tile's scores are added to sums of entries, which need registers of their own.
+TILES_OF_ENTRIES = {192: TILES[192], 384: ((64, 32, 4, 2), (32, 16, 4, 2)), 768: TILES[768]}
+# Entries of a table, of which each row of a tile has a sum in registers; and these sums of a thread.
+ENTRIES, SUMS_OF_THREAD = 256, 64
 # The axes of heads, and the length of those of which sums of scores' gradients in 16 bits were measured (H200, 2026-11-26,
 # bench.gpu_attention --backward: train bias, train causal bias, train T5).
 HEADS, MEASURED_SUMS = "dve", 64
@@ -57,6 +67,7 @@ class _Recomputing(KernelTemplate):
 
     longest: ClassVar = {"d": LONGEST, "v": LONGEST}
     _of_scores: ClassVar[bool] = False
+    _tiles: ClassVar = TILES
 
     def refuse(self, problem: Problem) -> str | None:
         kinds = {one.dtype for one in problem.inputs.values()}
@@ -72,7 +83,8 @@ class _Recomputing(KernelTemplate):
         heads = {f"BLOCK_{axis.upper()}": _padded(problem, axis) for axis in self.longest}
         total = sum(heads[f"BLOCK_{axes[-1].upper()}"] for axes in _matrices(problem).values())
         wide = total * max(1, problem.main_dtype.itemsize // 2)
-        table = next((rows for most, rows in TILES.items() if wide <= 2 * most), TILES[768])
+        tables = EXACT if problem.exact_float32 else self._tiles
+        table = next((rows for most, rows in tables.items() if wide <= 2 * most), tables[768])
         for m, n, warps, stages in table:
             yield {"BLOCK_M": m, "BLOCK_N": n, **heads, "WARPS": warps, "STAGES": stages}
 
@@ -183,7 +195,7 @@ class AttentionBackwardTable(_Recomputing):
     BLOCK_D, BLOCK_V, BLOCK_C = knob(64, 16, 32, 128, 256), knob(64, 16, 32, 128, 256), knob(32, 16, 64, 128, 256)
     WARPS, STAGES = knob(4, 8), knob(2, 1)
     longest: ClassVar = {"d": LONGEST, "v": LONGEST, "c": ENTRIES}
-    _of_scores = True
+    _of_scores, _tiles = True, TILES_OF_ENTRIES
 
     def facts(self, problems: Sequence[Problem], config: Config) -> Facts:
         return Facts(config.BLOCK_D, config.BLOCK_V, c=config.BLOCK_C)
@@ -192,6 +204,10 @@ class AttentionBackwardTable(_Recomputing):
         if problem.inputs["P"].entry is None:
             return "its last operand is not 1 at one entry of each score"
         return super().refuse(problem)
+
+    def resources(self, problem: Problem, config: Config) -> Resources:
+        found, sums = super().resources(problem, config), config.BLOCK_M * config.BLOCK_C // (WARP * config.WARPS)
+        return replace(found, shared=problem.device.shared + 1) if sums > SUMS_OF_THREAD else found
 
 
 def _is_sum(problem: Problem) -> bool:
