@@ -251,8 +251,8 @@ def convolution(
 
 
 def _is_short(b: Builder, shape: Shape, total: Sum, x: Tensor, weight: Tensor, image: Any) -> bool:
-    """Whether a few taps of a depthwise convolution of a GPU are arithmetic at each point. Neighbouring threads have neighbouring
-    positions, where the library takes seven times as long as a copy. Channels side by side are a template's."""
+    """Whether a few taps of a depthwise convolution on a GPU are arithmetic at each point: the taps of neighbouring positions
+    are neighbours then. Channels side by side are a template's."""
     sizes = tuple(v.extent for v in total.out_vars)
     plain = x.dtype == weight.dtype and x.dtype.is_floating_point and shape.filters[1] == 1 and b.on_gpu(x.device)
     return plain and are_few(sizes, total.reduced) and image.meta["val"].stride(1) != 1
@@ -264,10 +264,10 @@ def _written_out(b: Builder, total: Sum, x: Tensor, weight: Tensor) -> Value:
     def term(x: Tensor, weight: Tensor) -> Value:
         return vs.call("mul", total.left.of(at(x, total.left.index)), total.right.of(at(weight, total.right.index)))
 
-    once = term(x, weight)
-    if not are_cheap(total.reduced, once):
-        once = term(b.realize(x), b.realize(weight))
-    return combined("add", total.reduced, once)
+    inlined = term(x, weight)
+    if are_cheap(total.reduced, inlined):
+        return combined("add", total.reduced, inlined)
+    return combined("add", total.reduced, term(b.realize(x), b.realize(weight)))
 
 
 def convolution_backward(

@@ -51,7 +51,13 @@ LIMITS = {
     "cpp": Limits(long_row=32768, min_rows=4, recompute=10, max_row=32768),  # 128 KiB of float32: half an L2 slice
     # a row is held by registers, and arithmetic is cheap; a row shared by programs needs a launch for each walk
     "triton": Limits(
-        long_row=MAX_PERSISTENT, min_rows=64, recompute=60, max_row=MAX_PERSISTENT, min_run=64, min_programs=2048, lanes=32,
+        long_row=MAX_PERSISTENT,
+        min_rows=64,
+        recompute=60,
+        max_row=MAX_PERSISTENT,
+        min_run=64,
+        min_programs=2048,
+        lanes=32,
         column_tasks=512,
     ),
 }
