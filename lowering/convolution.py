@@ -28,8 +28,9 @@ from kgen.ir.values import Value
 from kgen.lowering import fallback
 from kgen.lowering.builder import Builder
 from kgen.lowering.contraction import loaded, result_rounding
+from kgen.lowering.few_terms import are_cheap, are_few, combined
 from kgen.lowering.pointwise import add
-from kgen.lowering.tensor import Tensor, at, reindex
+from kgen.lowering.tensor import Tensor, at, indices, reindex
 
 _REASON = "contraction without a template"
 # Where the call for gradients is told which of them it computes.
@@ -240,10 +241,33 @@ def convolution(
     if shape is not None:
         sizes = b.symbols.sizes(b.current.meta["val"].shape)
         total = (image_of if transposed else made_by)(shape, sizes, tuple(x.sizes))
+        if not transposed and _is_short(b, shape, total, x, weight, b.current.args[0]):
+            value = vs.substitute(_written_out(b, total, x, weight), dict(zip(total.out_vars, indices(sizes), strict=True)))
+            return Tensor(sizes, x.dtype, x.device, value)
         addend = None if bias is None else at(bias, [total.out_vars[1].expr()])
         wrap = partial(_contraction, b, total, (x, weight), positions=(0, 1), addend=addend)
     result: Tensor = fallback.extern(b, b.current, args, {}, _REASON, wrap)
     return result
+
+
+def _is_short(b: Builder, shape: Shape, total: Sum, x: Tensor, weight: Tensor, image: Any) -> bool:
+    """Whether a few taps of a depthwise convolution on a GPU are arithmetic at each point: the taps of neighbouring positions
+    are neighbours then. Channels side by side are a template's."""
+    sizes = tuple(v.extent for v in total.out_vars)
+    plain = x.dtype == weight.dtype and x.dtype.is_floating_point and shape.filters[1] == 1 and b.on_gpu(x.device)
+    return plain and are_few(sizes, total.reduced) and image.meta["val"].stride(1) != 1
+
+
+def _written_out(b: Builder, total: Sum, x: Tensor, weight: Tensor) -> Value:
+    """The terms of a short sum, one after the other."""
+
+    def term(x: Tensor, weight: Tensor) -> Value:
+        return vs.call("mul", total.left.of(at(x, total.left.index)), total.right.of(at(weight, total.right.index)))
+
+    inlined = term(x, weight)
+    if are_cheap(total.reduced, inlined):
+        return combined("add", total.reduced, inlined)
+    return combined("add", total.reduced, term(b.realize(x), b.realize(weight)))
 
 
 def convolution_backward(
@@ -268,15 +292,18 @@ def _gradients(
         make(b, shape, tensors, transposed, shared)
         for make, out in zip(_GRADIENTS, call.outs, strict=True) if out is not None
     )  # fmt: skip
-    return made if any(map(ir.is_contraction, made)) else call
+    return made if any(ir.is_contraction(node) or isinstance(node, ir.Pointwise) for node in made) else call
 
 
 Tensors = tuple[Tensor, Tensor, Tensor]
 
 
-def _of_image(b: Builder, shape: Shape, tensors: Tensors, transposed: bool, shared: ir.SharedCall) -> ir.Contraction:
+def _of_image(b: Builder, shape: Shape, tensors: Tensors, transposed: bool, shared: ir.SharedCall) -> ir.Node:
     gradient, x, weight = tensors
     total = (made_by if transposed else image_of)(shape, tuple(x.sizes), tuple(gradient.sizes))
+    out = shared.call.outs[0]
+    if not transposed and out is not None and _is_short(b, shape, total, gradient, weight, b.current.args[1]):
+        return ir.Pointwise(out, total.out_vars, _written_out(b, total, gradient, weight), b.origin)
     return _contraction(b, total, (gradient, weight), shared.giving(shared.call.outs[:1]), (0, 2), shared=shared)
 
 

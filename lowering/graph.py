@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import operator
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -34,6 +34,9 @@ from kgen.lowering.unbacked import UNBACKED
 # A value used by several consumers is stored once it costs more than this (in additions); the scheduler may still keep it in
 # registers. Below it, computing it again is cheaper than a trip through memory.
 CHEAP = 6
+# The same on a GPU, of a large tensor that reads one of its size, and otherwise rows and columns: below the cost of an
+# exponential.
+CHEAP_ON_GPU, LARGE = 14, 1 << 20
 # A value that reads this many buffers or has this many operations is stored whatever its users, to bound code size.
 MAX_LOADS = 24
 MAX_COST = 600
@@ -282,7 +285,8 @@ class _Lowering:
             result = result.with_value(vs.cast(result.value, result.dtype))
         if result.value.op == "load" or not self._should_store(node, result):
             return result
-        if self.context.inlining and remaining_cost(result) <= CHEAP and not _is_multiplied(node):
+        cheap = CHEAP_ON_GPU if self._is_large_on_gpu(result) else CHEAP
+        if self.context.inlining and remaining_cost(result) <= cheap and not _is_multiplied(node):
             thin = with_row_values_stored(self.builder, result)
             if not self._should_store(node, thin):
                 return thin
@@ -330,7 +334,17 @@ class _Lowering:
         if _uses(node) <= 1 or (not reads and cost <= CHEAP_FROM_INDICES):
             return False
         full = [v for v in reads if self._is_full(v, tensor)]
-        return cost > CHEAP or len(full) > 1
+        return len(full) > 1 or cost > (CHEAP_ON_GPU if self._saves_traffic(node, tensor, full) else CHEAP)
+
+    def _saves_traffic(self, node: Node, tensor: Tensor, full: Sequence[Any]) -> bool:
+        """Whether each reader moves fewer bytes where it computes the value again, on a device whose arithmetic waits for
+        memory. A contraction would compute it for each tile."""
+        narrow = all(dtype.itemsize <= tensor.dtype.itemsize for _, _, dtype in full)
+        return self._is_large_on_gpu(tensor) and len(full) == 1 and narrow and not _is_multiplied(node)
+
+    def _is_large_on_gpu(self, tensor: Tensor) -> bool:
+        """Whether memory, and not a launch, decides what a trip through it takes."""
+        return self.builder.on_gpu(tensor.device) and (ix.product(tensor.sizes).as_int() or 0) >= LARGE
 
     def _is_full(self, attr: Any, tensor: Tensor) -> bool:
         """Whether a load moves about as much memory as the tensor has elements."""

@@ -16,10 +16,8 @@ from kgen.verdict import Reason
 
 # Outer points that a kernel of independent points keeps at least: lanes and threads both live on them.
 MIN_POINTS = 512
-# Lanes over an outer loop: columns that a task walks down together, and the bytes of them that its cache keeps until it walks
-# down again. In two kernels the second walk goes along the rows.
+# Lanes over an outer loop: columns that a task walks down together.
 COLUMNS = 64
-COLUMN_BYTES = 48 * 1024
 # Bounds of one kernel: beyond these the compiler spills registers and its time grows.
 MAX_ITEMS = 64
 MAX_COST = 2500
@@ -34,7 +32,9 @@ class Limits:
     worth sharing among threads when there are fewer than `min_rows`; what a later section needs is computed again below a cost
     of `recompute`, else kept in a row of at most `max_row` points. A longer row is not walked twice in runs of fewer than
     `min_run` neighbours, nor one from `LONG_WALK` points on where fewer than `min_programs` walk whole cache lines of
-    neighbouring rows. Where rows are neighbours in memory, `lanes` of them are walked together, and count as one."""
+    neighbouring rows. Where rows are neighbours in memory, `lanes` of them are walked together, and count as one. Columns of
+    more than `column_bytes`, COLUMNS of them counted, are out of the cache when a task walks down again: worse than two
+    kernels, unless `column_tasks` of them hide that from each other."""
 
     long_row: int
     min_rows: int
@@ -43,13 +43,22 @@ class Limits:
     min_run: int = 0
     min_programs: int = 0
     lanes: int = 1
+    column_bytes: int = 48 * 1024
+    column_tasks: float = float("inf")
 
 
 LIMITS = {
     "cpp": Limits(long_row=32768, min_rows=4, recompute=10, max_row=32768),  # 128 KiB of float32: half an L2 slice
     # a row is held by registers, and arithmetic is cheap; a row shared by programs needs a launch for each walk
     "triton": Limits(
-        long_row=MAX_PERSISTENT, min_rows=64, recompute=60, max_row=MAX_PERSISTENT, min_run=64, min_programs=2048, lanes=32
+        long_row=MAX_PERSISTENT,
+        min_rows=64,
+        recompute=60,
+        max_row=MAX_PERSISTENT,
+        min_run=64,
+        min_programs=2048,
+        lanes=32,
+        column_tasks=512,
     ),
 }
 
@@ -115,7 +124,8 @@ def _repeated_walk(walk: _Walk, sizes: Sizes, limits: Limits) -> Reason | None:
     few = length >= LONG_WALK and _line_programs(sizes, walk, run) < limits.min_programs
     if run and (length > limits.max_row or few):
         return Reason.LAYOUT_CONFLICT
-    return Reason.COLUMNS if _column_bytes(walk, sizes) > COLUMN_BYTES else None
+    far = _column_bytes(walk, sizes) > limits.column_bytes and rows < limits.column_tasks * COLUMNS
+    return Reason.COLUMNS if far else None
 
 
 def _rows_walked_together(walk: _Walk, sizes: Sizes, lanes: int) -> int:
@@ -153,10 +163,10 @@ def _short_run(walk: _Walk, sizes: Sizes, least: int) -> int:
     return 0
 
 
-def _line_programs(sizes: Sizes, walk: _Walk, run: int) -> float:
-    """Programs that walk as many neighbouring rows together as share a cache line. Where runs cannot be joined, each program
-    has a row in its registers, and their number does not matter."""
-    return sizes.points(walk.outer) * run // COLUMNS if run in GROUPS else float("inf")
+def _line_programs(sizes: Sizes, walk: _Walk, run: int) -> int:
+    """Programs that walk as many neighbouring rows together as share a cache line; none where no tile joins runs of that
+    length: each program would move parts of cache lines, several programs the same ones."""
+    return sizes.points(walk.outer) * run // COLUMNS if run in GROUPS else 0
 
 
 def _stride(offset: Expr, v: Var, sizes: Sizes) -> int:

@@ -57,6 +57,8 @@ MAX_WARPS = 32
 # programs of few columns: whole sectors. And points of such a tile: with twice as many, statistics of images take 1.2 times as
 # long (H100, 2026-11-26).
 COLUMNS, FEWEST_COLUMNS, COLUMN_POINTS = 64, 16, 512
+# Points of columns that a program holds in registers.
+REGISTER_COLUMN = 64
 # Points of a block of rows whose columns are summed, and points of it for each warp: accumulators and column vectors take as
 # many registers each as one operand of the row. The next two blocks are on their way while one is computed: with one, the
 # backward of an RMS norm of 4096 columns takes 1.3 times as long on an H200, with three 1.13 times.
@@ -272,7 +274,7 @@ def _reduction(kernel: Kernel, touches: list[Touch], sizes: Sizes, gpu: Gpu, wid
     rows, length = sizes.points(kernel.outer), sizes.points(kernel.inner)
     across = _contiguous_across(kernel, touches, sizes)
     whole = persistent(kernel, MAX_PERSISTENT if kernel.rows else MAX_REGISTER_ROW) and (
-        bool(kernel.rows) or not across or length <= 64
+        bool(kernel.rows) or not across or length <= REGISTER_COLUMN
     )
     if across and not whole:
         blocks = _column_blocks(kernel.outer[-1], rows, length, sizes, gpu)

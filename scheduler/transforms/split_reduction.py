@@ -24,7 +24,16 @@ from kgen.ir.values import Value
 from kgen.scheduler.analysis.memory import reads
 from kgen.scheduler.protocol import Forming, Transform
 from kgen.scheduler.selection.memo import for_equal
-from kgen.scheduler.tiling.loops import GROUP_OPS, GROUPS, continued, distinct_touches, linearized, ordered, stride_along, unflattened
+from kgen.scheduler.tiling.loops import (
+    GROUP_OPS,
+    GROUPS,
+    continued,
+    distinct_touches,
+    linearized,
+    ordered,
+    stride_along,
+    unflattened,
+)
 from kgen.scheduler.tiling.tiles import COLUMNS, choose_tiles, power_of_two
 from kgen.scheduler.transforms.split_online_softmax import split_online_softmax
 from kgen.scheduler.transforms.stacked_reductions import split_stacked
@@ -201,9 +210,7 @@ class _Split:
             made = self._moved(s)
             if s.kind == "reduction":
                 partial_names = tuple(self._partial(o, d) for o, d in zip(s.outs, self._kinds(s), strict=True))
-                first.append(
-                    replace(made, outs=partial_names, store=self.partial_at, stored=(True,) * len(partial_names))
-                )
+                first.append(replace(made, outs=partial_names, store=self.partial_at, stored=(True,) * len(partial_names)))
                 joined += self._joined(s, partial_names)
             else:
                 first.append(made)

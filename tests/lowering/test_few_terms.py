@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from kgen.ir.plan import Kernel
@@ -38,6 +39,29 @@ def mean_of_pairs(x: Tensor) -> Tensor:
     return x.view(-1, 2, 2).mean((1, 2))
 
 
+def causal(x: Tensor, w: Tensor, b: Tensor) -> Tensor:
+    return F.silu(F.conv1d(x, w, b, padding=3, groups=x.shape[1])[..., : x.shape[-1]])
+
+
+def strided(x: Tensor, w: Tensor) -> Tensor:
+    """Two results of each channel."""
+    return F.conv2d(x, w, stride=2, dilation=3, padding=1, groups=x.shape[1])
+
+
+def gradient_of_image(g: Tensor, x: Tensor, w: Tensor) -> Tensor:
+    found: Tensor = torch.ops.aten.convolution_backward(
+        g, x, w, None, [1], [3], [1], False, [0], x.shape[1], [True, False, False]
+    )[0]
+    return found
+
+
+def gradient_of_strided_image(g: Tensor, x: Tensor, w: Tensor) -> Tensor:
+    found: Tensor = torch.ops.aten.convolution_backward(
+        g, x, w, None, [2], [1], [1], False, [0], x.shape[1], [True, False, False]
+    )[0]
+    return found
+
+
 CASES: list[tuple[Callable[..., Tensor], list[tuple[int, ...]]]] = [
     (layer, [(300, 3), (3, 100)]),
     (with_addend, [(300, 4), (4, 100), (100,)]),
@@ -45,6 +69,10 @@ CASES: list[tuple[Callable[..., Tensor], list[tuple[int, ...]]]] = [
     (areas, [(130, 4)]),
     (counted, [(3 << 14,)]),
     (mean_of_pairs, [(4 << 14,)]),
+    (causal, [(2, 64, 160), (64, 1, 4), (64,)]),
+    (strided, [(1, 32, 48, 50), (64, 1, 2, 2)]),
+    (gradient_of_image, [(2, 64, 163), (2, 64, 160), (64, 1, 4)]),
+    (gradient_of_strided_image, [(2, 64, 80), (2, 64, 160), (64, 1, 4)]),
 ]
 NAMES = [fn.__name__ for fn, _ in CASES]
 
@@ -70,3 +98,10 @@ def test_values(fn: Callable[..., Tensor], shapes: list[tuple[int, ...]], dtype:
 def test_few_results_stay_a_matmul() -> None:
     [step] = planned(lambda x, w: x @ w, torch.empty(8, 3), torch.empty(3, 8)).steps
     assert not isinstance(step, Kernel) or step.contracts
+
+
+def test_channels_side_by_side_stay_a_convolution() -> None:
+    """A template has them, and a GPU has measured it."""
+    x = torch.empty(2, 160, 64, dtype=torch.bfloat16).transpose(1, 2)
+    plan = planned(causal, x, torch.empty(64, 1, 4, dtype=torch.bfloat16), torch.empty(64, dtype=torch.bfloat16))
+    assert any(not isinstance(step, Kernel) or step.contracts for step in plan.steps)

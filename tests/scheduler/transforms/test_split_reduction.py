@@ -66,7 +66,8 @@ def test_channels_of_groups_have_partial_results() -> None:
     x = torch.empty(8, 320, 64, 64).to(memory_format=torch.channels_last)
     partial, joined, last = planned(group_norm, x, torch.empty(2, 320)).kernels
     share, channel = joined.inner
-    assert partial.outer[0] is share and partial.outer[-1] is channel
+    assert partial.outer[0] is share
+    assert partial.outer[-1] is channel
     assert channel.extent.as_int() == 10
     assert not last.inner
 
