@@ -80,7 +80,7 @@ def rewrite(gm: GraphModule, config: Config) -> tuple[Verdict, ...]:
     """Makes loops that Dynamo has unrolled batches or loops again, and equal layers calls of one, in its graph."""
     batched, rolled, names = _batched(gm, config), _rolled(gm, config), {node.name for node in gm.graph.nodes}
     left = [one for one in batched if not rolled or one.outcome not in REFUSED or one.producer in names]
-    return (*left, *rolled, *_shared(gm, config))
+    return (*left, *rolled, *_hoisted(gm, config), *_shared(gm, config))
 
 
 def _batched(gm: GraphModule, config: Config) -> list[Verdict]:
@@ -108,6 +108,15 @@ def _rolled(gm: GraphModule, config: Config) -> list[Verdict]:
     from kgen.capture.rolling import LEAST_NODES, roll_repeats  # noqa: PLC0415  only for graphs that are slow to compile
 
     return roll_repeats(gm, 1 if always else LEAST_NODES)
+
+
+def _hoisted(gm: GraphModule, config: Config) -> list[Verdict]:
+    """In loops that stay unrolled."""
+    if not config.loop_batching or len(gm.graph.nodes) < LEAST_REPEATED:
+        return []
+    from kgen.capture.hoisting import has_repeated_matmuls, hoist_matmuls  # noqa: PLC0415  not for the smallest graphs
+
+    return hoist_matmuls(gm) if has_repeated_matmuls(gm) else []
 
 
 def _shared(gm: GraphModule, config: Config) -> list[Verdict]:

@@ -145,6 +145,7 @@ class Reason(Enum):
     COPIES_DEAR = "copies to channels last would take as long as they save, or longer"
     EAGER_STRIDES = "its strides have to be eager's there"
     INDEPENDENT_ITERATIONS = "no iteration of the loop touches what another one writes"
+    BOTH_BRANCHES = "both branches take less time than to find out which one is wanted"
     ITERATIONS = "the iterations of the loop cannot run as one batch"
     CARRIED_ITERATIONS = "the iterations of the loop are one function of what the one before has made"
     UNROLLED = "the iterations of the loop cannot be calls of one body"

@@ -7,6 +7,7 @@ program: it runs the compiled bodies without torch's dispatcher in between.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from typing import Any, Protocol
 
 import torch
@@ -18,6 +19,7 @@ from torch._higher_order_ops.while_loop import while_loop_op, while_loop_stack_o
 from torch.fx import GraphModule, Node
 
 from kgen.capture.aot_cache import CompiledGraph
+from kgen.capture.branches import both
 from kgen.capture.higher_order import NoMeaning, expand
 from kgen.capture.independent import over_rows
 from kgen.capture.notes import DONATED, note
@@ -100,17 +102,30 @@ def compile_bodies(gm: GraphModule, compile_body: Compile, loops: Loops) -> Grap
 
 
 def with_batches(gm: GraphModule) -> GraphModule:
-    """The graph with a batch for all that is one."""
-    loops = [node.name for node in gm.graph.nodes if node.target is while_loop_op]
-    made = expand(gm, {map_impl: _over_all, while_loop_op: over_rows})
-    left = {node.name for node in made.graph.nodes if node.target is while_loop_op}
+    """The graph with a batch for all that is one, and with both branches of what would take longer to decide."""
+    _choose_in_bodies(gm)
+    chosen = _written_out(gm, {cond_op: both}, Verdict("", "", Outcome.FUSED, Reason.BOTH_BRANCHES))
+    verdict = Verdict("", "", Outcome.BATCHED, Reason.INDEPENDENT_ITERATIONS, detail="each touches a row of its own")
+    return _written_out(chosen, {map_impl: _over_all, while_loop_op: over_rows}, verdict)
+
+
+def _choose_in_bodies(gm: GraphModule) -> None:
+    """Innermost first: a branch with a branch in it is as simple as both of those, and so is a loop."""
+    for name, body in list(gm.named_children()):
+        if isinstance(body, GraphModule) and is_traced(body):
+            _choose_in_bodies(body)
+            setattr(gm, name, expand(body, {cond_op: both}))
+
+
+def _written_out(gm: GraphModule, meanings: Mapping[Any, Callable[..., Any]], verdict: Verdict) -> GraphModule:
+    """The graph with what the operators mean, where they mean it; the verdict says of which but `map` that is so."""
+    names = [node.name for node in gm.graph.nodes if node.target in meanings and node.target is not map_impl]
+    made = expand(gm, meanings)
+    left = {node.name for node in made.graph.nodes if node.target in meanings}
     calls = [node for node in made.graph.nodes if node.op == "call_function"]
-    for name in loops:
-        if name not in left:
-            note(
-                calls[-1],
-                Verdict(name, "", Outcome.BATCHED, Reason.INDEPENDENT_ITERATIONS, detail="each touches a row of its own"),
-            )
+    for name in names:
+        if name not in left and calls:
+            note(calls[-1], replace(verdict, producer=name))
     return made
 
 

@@ -33,7 +33,7 @@ from kgen.capture.torch_adapter import is_too_large
 from kgen.capture.trial import storage_of
 from kgen.verdict import Outcome, Reason, Verdict
 
-__all__ = ["LEAST_NODES", "roll_repeats"]
+__all__ = ["LEAST_NODES", "depended_on", "free_steps", "leaves", "renumbered", "roll_repeats"]
 
 # A loop of fewer operators compiles fast enough as it is, and runs without a call an iteration.
 LEAST_NODES = 512
@@ -104,7 +104,7 @@ class _Loop:
         for node in self.inside:
             if changes_more(node):
                 raise Refused(f"{node.name} changes what other operators do")
-        each = [one.nodes if isinstance(one, Each) else one.step.nodes for one in _leaves(repeat.steps, Each | Lifted)]
+        each = [one.nodes if isinstance(one, Each) else one.step.nodes for one in leaves(repeat.steps, Each | Lifted)]
         self.items = {node for node in itertools.chain(*each) if _reads_item(node)}
         self.buffers = Buffers(writer, _with_stacks(writer, repeat))
         self.repeat = self.buffers.repeat
@@ -113,12 +113,12 @@ class _Loop:
         """Gives what there is to say of it. Raises Refused."""
         steps = self.repeat.steps
         kept = dict.fromkeys(range(len(steps)), 0)  # of so many last iterations, the values are carried out of the loop
-        for leaf in _leaves(steps, Carried):
+        for leaf in leaves(steps, Carried):
             kept[leaf.position] = max(kept[leaf.position], len(leaf.first))
         users = {k: self._users(step) for k, step in enumerate(steps) if k not in self.buffers.names and not is_view_step(step)}
         results = [k for k, found in users.items() if any(found[: self.repeat.count - kept[k]])]
         live = self._live({k for k, found in users.items() if any(found)}, results)
-        free = _free(steps, self.buffers.touched) & live
+        free = free_steps(steps, self.buffers.touched) & live
         hoisted = self._hoisted(live, free, [k for k in results if k in free])
         dead = frozenset(range(len(steps))) - live
         body = LoopBody(self.writer, self.repeat, self.buffers, results, hoisted, dead | free if hoisted else dead)
@@ -132,7 +132,7 @@ class _Loop:
     def _live(self, needed: set[int], results: Sequence[int]) -> set[int]:
         """Positions of steps that are needed: all where some step writes, else those that a needed one depends on."""
         steps = self.repeat.steps
-        live = _depended_on(steps, needed)
+        live = depended_on(steps, needed)
         if len(live) < len(steps) and LoopBody(self.writer, self.repeat, self.buffers, results, {}, frozenset()).writes:
             return set(range(len(steps)))
         return live
@@ -144,13 +144,13 @@ class _Loop:
     def _hoisted(self, live: set[int], free: frozenset[int], wanted: Sequence[int]) -> dict[int, Node]:
         """Values of steps that depend on no carried value, of all iterations at once: if that makes larger matmuls."""
         steps, order = self.repeat.steps, {old: new for new, old in enumerate(sorted(free))}
-        renumbered = [_renumbered(steps[k], order) for k in sorted(free)]
+        before = [renumbered(steps[k], order) for k in sorted(free)]
         bound = [step for k, step in enumerate(steps) if k in live and k not in free]
-        needed = {one.position for one in _leaves(bound, Inside | Carried)}
+        needed = {one.position for one in leaves(bound, Inside | Carried)}
         results = sorted((needed & free) | set(wanted))
         written = len(self.writer.made)
         try:
-            made = batched_body(self.writer, Repeat(self.repeat.count, tuple(renumbered)), [order[k] for k in results])
+            made = batched_body(self.writer, Repeat(self.repeat.count, tuple(before)), [order[k] for k in results])
         except Refused:
             made = []
         if made and any(_is_heavy(node) for node in self.writer.made[written:]):
@@ -278,34 +278,34 @@ def _bytes(node: Node) -> int:
     return sum(one.numel() * one.element_size() for one in _tensors(node))
 
 
-def _leaves(steps: Sequence[Step], kind: Any) -> Iterator[Any]:
+def leaves(steps: Sequence[Step], kind: Any) -> Iterator[Any]:
     found = list[Any]()
     for step in steps:
         mapped((step.args, step.kwargs), lambda leaf: found.append(leaf) if isinstance(leaf, kind) else None)
     return iter(found)
 
 
-def _free(steps: Sequence[Step], touched: frozenset[int]) -> frozenset[int]:
+def free_steps(steps: Sequence[Step], touched: frozenset[int]) -> frozenset[int]:
     """Positions of steps that depend on no carried value. Those `touched` read or write carried buffers."""
     bound = set(touched)
     for position, step in enumerate(steps):
-        if any(isinstance(leaf, Carried) or leaf.position in bound for leaf in _leaves([step], Inside | Carried)):
+        if any(isinstance(leaf, Carried) or leaf.position in bound for leaf in leaves([step], Inside | Carried)):
             bound.add(position)
     return frozenset(range(len(steps))) - bound
 
 
-def _depended_on(steps: Sequence[Step], needed: set[int]) -> set[int]:
+def depended_on(steps: Sequence[Step], needed: set[int]) -> set[int]:
     """Positions of steps that what is needed depends on, in any iteration."""
     live, open_ = set(needed), list(needed)
     while open_:
-        for leaf in _leaves([steps[open_.pop()]], Inside | Carried):
+        for leaf in leaves([steps[open_.pop()]], Inside | Carried):
             if leaf.position not in live:
                 live.add(leaf.position)
                 open_.append(leaf.position)
     return live
 
 
-def _renumbered(step: Step, order: dict[int, int]) -> Step:
+def renumbered(step: Step, order: dict[int, int]) -> Step:
     def leaf(one: Any) -> Any:
         return Inside(order[one.position]) if isinstance(one, Inside) else one
 

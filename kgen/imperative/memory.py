@@ -66,7 +66,7 @@ class Memory:
         if len([one for one in self.given if one is value]) > 1:
             return True
         others = [one for one in self.given if isinstance(one, torch.Tensor) and one is not value]
-        return bool(others) and shared_storages([*others, value])[-1][0] < len(others)
+        return len(others) > 0 and shared_storages([*others, value])[-1][0] < len(others)
 
     def entering(self) -> list[torch.Tensor]:
         """The buffers as an operator gets them. What it keeps for gradients must not change when they are written behind it."""

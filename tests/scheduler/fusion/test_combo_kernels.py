@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -10,10 +11,12 @@ import torch
 from torch import Tensor
 
 import kgen
+from kgen.ir import index as ix
+from kgen.ir import values as vs
 from kgen.ir.nodes import storages
-from kgen.ir.plan import ComboKernel, Schedule, members
+from kgen.ir.plan import ComboKernel, Kernel, Schedule, members
 from kgen.scheduler import Options
-from kgen.scheduler.analysis.memory import reads, writes
+from kgen.scheduler.analysis.memory import reads, root, writes
 from kgen.scheduler.fusion import combo_kernels
 from kgen.verdict import FusionDemand, Outcome, Reason
 from tests.kernels import plans
@@ -203,13 +206,31 @@ def test_members_touch_nothing_that_another_one_writes(name: str) -> None:
 
 
 def independent(plan: Schedule) -> None:
-    """No member touches memory that another one writes, or that its result takes over."""
+    """No member touches elements that another one writes, or memory that its result takes over."""
     for step in batches(plan):
         for one in () if step.in_order else step.members:
-            written = writes(one)
-            mine = storages(plan.graph, [*written, *(plan.reuses[n] for n in written if n in plan.reuses)])
+            taken = storages(plan.graph, [plan.reuses[n] for n in writes(one) if n in plan.reuses])
             for other in step.members:
-                assert other is one or mine.isdisjoint(storages(plan.graph, writes(other) | reads(other)))
+                theirs = storages(plan.graph, writes(other) | reads(other))
+                assert other is one or taken.isdisjoint(theirs)
+                shared = storages(plan.graph, writes(one)) & theirs
+                assert other is one or not shared or _elements(plan, one, False).isdisjoint(_elements(plan, other, True))
+
+
+def _elements(plan: Schedule, kernel: Kernel, reads_too: bool) -> set[tuple[str, int]]:
+    """The elements that a kernel writes, or touches, as places in the memory of a buffer: all points of its loops tried out."""
+    accesses = [(out, s.store) for s in kernel.statements for out in s.outs]
+    if reads_too:
+        accesses += [load.attr[:2] for load in vs.loads(root for s in kernel.statements for root in s.roots)]
+    points = itertools.product(*(range(v.extent.as_int()) for v in kernel.outer))
+    found = set[tuple[str, int]]()
+    for point in points:
+        at = dict(zip(kernel.outer, point, strict=True))
+        for name, index in accesses:
+            buffer = plan.graph.buffers[name]
+            place = sum(ix.evaluate(e * s, at.__getitem__) for e, s in zip(index, buffer.strides or (), strict=True))
+            found.add((root(plan.graph, name), place + int(buffer.offset)))
+    return found
 
 
 # ---- results --------------------------------------------------------------------------------------------------------

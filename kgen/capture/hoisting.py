@@ -1,0 +1,131 @@
+"""Matmuls that the iterations of a loop need nobody's results for, as one matmul in front of the loop.
+
+A recurrent net multiplies the inputs of each step with one matrix. Its other matmul needs the state, so the iterations are no
+batch, and a loop that stays unrolled would read the matrix once a step.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import operator
+from collections import Counter
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch.fx import GraphModule, Node
+
+from kgen.capture.batch_body import batched_body
+from kgen.capture.batch_views import Writer
+from kgen.capture.batching import changes_gradients, changes_more, too_dynamic
+from kgen.capture.loop_buffers import Buffers
+from kgen.capture.regions import Refused, example
+from kgen.capture.repeats import LEAST, Each, Repeat, find_carried
+from kgen.capture.rolling import depended_on, free_steps, leaves, renumbered
+from kgen.capture.trial import storage_of
+from kgen.verdict import Outcome, Reason, Verdict
+
+__all__ = ["has_repeated_matmuls", "hoist_matmuls"]
+
+MATMULS: frozenset[Any] = frozenset(
+    {
+        operator.matmul, torch.matmul, torch.mm, torch.bmm, torch.addmm, torch.nn.functional.linear, torch._C._nn.linear,
+        "matmul", "mm", "bmm",
+    }
+)  # fmt: skip
+# So many loops are looked at.
+LOOPS = 16
+
+
+def has_repeated_matmuls(gm: GraphModule) -> bool:
+    """Whether several matmuls have an operand in common."""
+    found = Counter(arg for node in gm.graph.nodes if _is_matmul(node) for arg in dict.fromkeys(node.args))
+    return max(found.values(), default=0) >= LEAST
+
+
+def hoist_matmuls(gm: GraphModule) -> list[Verdict]:
+    """Writes matmuls of all iterations in front of their loops, in place."""
+    verdicts, seen = list[Verdict](), set[Node]()
+    if too_dynamic(gm) or any(changes_gradients(node) or changes_more(node) for node in gm.graph.nodes):
+        return verdicts
+    for found in find_carried(list(gm.graph.nodes))[:LOOPS]:
+        nodes = list(found.nodes)
+        if not seen.isdisjoint(nodes):
+            continue
+        with contextlib.suppress(Refused):
+            verdicts.append(_verdict(found, _hoisted(gm, found)))
+            seen.update(nodes)
+    if verdicts:
+        gm.graph.lint()
+        gm.recompile()
+    return verdicts
+
+
+def _verdict(repeat: Repeat, matmuls: Sequence[int]) -> Verdict:
+    first = repeat.steps[matmuls[0]].nodes
+    detail = f"{len(matmuls)} matmuls of each of {repeat.count} iterations, in front of the loop"
+    return Verdict(first[0].name, first[-1].name, Outcome.BATCHED, Reason.INDEPENDENT_ITERATIONS, detail=detail)
+
+
+def _hoisted(gm: GraphModule, repeat: Repeat) -> list[int]:
+    """Positions of the matmuls that are in front of the loop now. Raises Refused, and leaves the graph as it was."""
+    writer = Writer(gm.graph, repeat.steps[0].nodes[0])
+    try:
+        matmuls, steps = _free_matmuls(writer, repeat)
+        rows = _batches(writer, repeat, matmuls, steps)
+        _check_layouts(repeat, matmuls, rows)
+    except Exception as cause:
+        writer.erase()
+        raise cause if isinstance(cause, Refused) else Refused(f"{type(cause).__name__}: {cause}") from cause
+    for position, row in zip(matmuls, rows, strict=True):
+        for old, new in zip(repeat.steps[position].nodes, row, strict=True):
+            old.replace_all_uses_with(new)
+    for node in reversed([repeat.steps[k].nodes[i] for i in range(repeat.count) for k in sorted(steps)]):
+        if not node.users and node.target is not operator.setitem:
+            gm.graph.erase_node(node)
+    return matmuls
+
+
+def _batches(writer: Writer, repeat: Repeat, matmuls: Sequence[int], steps: set[int]) -> list[list[Node]]:
+    """The results of all iterations, for each of the matmuls."""
+    order = {old: new for new, old in enumerate(sorted(steps))}
+    body = Repeat(repeat.count, tuple(renumbered(repeat.steps[k], order) for k in sorted(steps)), repeat.nested)
+    batches = batched_body(writer, body, [order[k] for k in matmuls])
+    return [[writer.call(operator.getitem, batch, k) for k in range(repeat.count)] for batch in batches]
+
+
+def _free_matmuls(writer: Writer, repeat: Repeat) -> tuple[list[int], set[int]]:
+    """Positions of matmuls that depend on no carried value, and of all steps that these depend on. Raises Refused."""
+    buffers = Buffers(writer, repeat)
+    free = free_steps(repeat.steps, buffers.touched)
+    found, needed = list[int](), set[int]()
+    for position in sorted(free):
+        if not _is_matmul(repeat.steps[position].nodes[0]):
+            continue
+        below = depended_on(repeat.steps, {position})
+        steps = [repeat.steps[k] for k in below]
+        nodes = [one for step in steps for node in step.nodes for one in (node, *node.all_input_nodes)]
+        if buffers.changed.isdisjoint(itertools.chain(*map(_storages, nodes))) and not any(leaves(steps, Each)):
+            found.append(position)
+            needed |= below
+    if not found:
+        raise Refused("no matmul depends on no carried value")
+    return found, needed
+
+
+def _check_layouts(repeat: Repeat, matmuls: Sequence[int], rows: Sequence[Sequence[Node]]) -> None:
+    """What reads a matmul may want its strides. Raises Refused for other ones."""
+    for position, row in zip(matmuls, rows, strict=True):
+        wanted, got = example(repeat.steps[position].nodes[0]), example(row[0])
+        if (wanted.shape, wanted.stride(), wanted.dtype) != (got.shape, got.stride(), got.dtype):
+            raise Refused(f"{row[0].name} has another layout in a batch")
+
+
+def _is_matmul(node: Node) -> bool:
+    return node.op.startswith("call") and node.target in MATMULS
+
+
+def _storages(node: Node) -> frozenset[int]:
+    value = example(node)
+    return frozenset({storage_of(value)}) if isinstance(value, torch.Tensor) else frozenset()
