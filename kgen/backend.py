@@ -25,7 +25,7 @@ from kgen.capture.eager_graph import EagerGraph
 from kgen.capture.freeze import freeze, frozen_inputs
 from kgen.capture.operators import check_names
 from kgen.capture.quantised import makes_quantised
-from kgen.capture.shared_storages import SamePlaces, may_write, shared_places
+from kgen.capture.shared_storages import SameStorages, may_write, shared_views
 from kgen.capture.torch_adapter import GraphInfo, copied_graph
 from kgen.config import Config
 from kgen.failures import Attempt
@@ -292,8 +292,8 @@ def kgen_backend(
         registry.load_packages()
     cpp.prepare(on_cpu=not any(isinstance(x, torch.Tensor) and x.is_cuda for x in example_inputs))
     with _without_collections():
-        passes, watching, places = _Passes(config), watch.current_calls(), shared_places(example_inputs)
-        given = GraphModule(gm, copied_graph(gm)) if watching is not None or places else gm
+        passes, watching, shared = _Passes(config), watch.current_calls(), shared_views(example_inputs)
+        given = GraphModule(gm, copied_graph(gm)) if watching is not None or shared else gm
         nothing: tuple[Verdict, ...] = ()
         verdicts = passes.attempt(rewrite, gm, nothing)
         made = torch_adapter.capture(
@@ -301,10 +301,10 @@ def kgen_backend(
             example_inputs,
             compile_graph=partial(passes.compile_graph, verdicts),
             joint_pass=passes.before_partitioning,
-            cache_key=(*_cache_key(config), places) if _is_cached(config, verdicts) else None,
+            cache_key=(*_cache_key(config), shared) if _is_cached(config, verdicts) else None,
         )
-        if places and may_write():
-            made = SamePlaces(made, given, places)
+        if shared and may_write():
+            made = SameStorages(made, given, shared)
     return made if watching is None else watching(given, config, made)
 
 

@@ -31,13 +31,17 @@ class StepFailed(Exception):
 
 
 def say_what_failed(
-    failure: InternalError, work: Work, units: UnitPlan, config: Config, unfit_with: Callable[[Launch, str], tuple[Unusable, ...]]
+    failure: InternalError,
+    work: Work,
+    units: UnitPlan,
+    config: Config,
+    unfit_with: Callable[[Launch, str], tuple[Unusable, ...]],
 ) -> None:
     """Raises ConfigurationFailed or KernelsFailed where something else can compute what the kernels do that `failure` is about.
 
     A configuration that needs more shared memory or registers than there are, is no error: what a template says of its needs is
-    what it foresees. Everything else is one. `unfit_with` says of a step, and why it cannot run, what is unusable for its problem:
-    its configuration, and those of the next ones that cannot run either."""
+    what it foresees. Everything else is one. `unfit_with` gets a step, and why it cannot run. It says what is unusable for its
+    problem: its configuration, and those of the next ones that cannot run either."""
     if isinstance(failure, KernelTooLarge | KernelSpills) and only.current() is None:
         for step in _steps_of(failure.details["kernel"], work[1], units):
             choice = _choice(step)

@@ -31,7 +31,7 @@ FOUND: ContextVar[tuple[Unusable, ...]] = ContextVar("kgen_unusable", default=()
 
 
 def usable(template: str, config: tuple[tuple[str, Any], ...], identity: Callable[[], Hashable]) -> bool:
-    """Whether nothing is known against a configuration for the problem with an identity, which is asked for where it matters."""
+    """Whether nothing is known against a configuration for the problem with an identity, computed where it matters."""
     known = [one for one in FOUND.get() if (one.choice.template, one.choice.config) == (template, config)]
     return not any(one.problem is None or one.problem == identity() for one in known)
 

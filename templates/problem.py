@@ -383,7 +383,7 @@ class Problem:
         return lengths, tuple(map(self._text, self.kernel.statements))
 
     def _text(self, s: Statement) -> Hashable:
-        """What a statement does: its operations, and how what it reads and stores lies in memory."""
+        """What a statement does: its operations, and the layouts of what it reads and stores."""
         walk = vs.topological(s.roots)
         names = (*(v.attr[0] for v in walk if v.op == "load"), *(name for name in s.outs if name is not None))
         found = (self.graph.buffers.get(name) for name in names)

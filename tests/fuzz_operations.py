@@ -752,7 +752,8 @@ def layered(g: Grower, name: str) -> str:
         act = rng.choice(("F.relu", "torch.sigmoid", "F.silu", "F.hardswish", "torch.tanh"))
         conv = f"F.conv2d({image}, {w}, {bias}, padding=1)"
         return f"{name} = " + rng.choice(
-            (f"{act}({conv})", f"{act}({conv} + {image})", f"{conv} + {image}", f"F.conv2d({act}({conv}), {wide}, padding=(0, 1))",
+            (f"{act}({conv})", f"{act}({conv} + {image})", f"{conv} + {image}",
+             f"F.conv2d({act}({conv}), {wide}, padding=(0, 1))",
              f"{act}(F.batch_norm({conv}, {w}[0, :, 0, 0], {w}[:, 0, 1, 1].abs() + 0.5, eps=0.1))",
              f"F.group_norm({conv}, 1, {w}[0, :, 0, 0], eps=0.1)", f"F.max_pool2d({act}({conv}), 3, 2, 1)",
              f"{conv}.mean((2, 3)) * {act}({image}.amax((2, 3)))", f"F.interpolate({conv}, scale_factor=2)",
@@ -778,7 +779,8 @@ def turned(g: Grower, name: str) -> str:
     return f"{name} = " + g.rng.choice(
         (f"({z} * {z}.conj()).real * 0.1", f"torch.view_as_real({z} * 1j)", f"{z}.abs()", f"({z} + {z}.mean()).imag",
          f"torch.view_as_real({z}.conj())[..., 1]", f"({z} / ({z}.abs() + 1)).real", f"torch.fft.rfft({z}.real).abs() * 0.1",
-         f"torch.fft.ifft({z}).real", f"{z}.sum(-1).imag", f"({z} * {z}).real.cumsum(0) * 0.1", f"torch.polar({z}.abs(), {z}.real).imag")
+         f"torch.fft.ifft({z}).real", f"{z}.sum(-1).imag", f"({z} * {z}).real.cumsum(0) * 0.1",
+         f"torch.polar({z}.abs(), {z}.real).imag")
     )  # fmt: skip
 
 
@@ -809,10 +811,12 @@ def collected(g: Grower, name: str) -> str:
     return f"{name} = " + rng.choice(
         (f"{a}.tanh().scatter_reduce(0, {where}, {source}, '{how}', include_self={inc})",
          f"{a}.tanh().index_reduce(0, {i}, {source}, '{how}', include_self={inc})",
-         f"{a}.index_put(({i}, {j}), {a}[:1, :1].sum(0)[0] * 0.1, accumulate=True)", f"{a}[{i}, {j}]", f"{a}[{i}[:, None], {j}]",
+         f"{a}.index_put(({i}, {j}), {a}[:1, :1].sum(0)[0] * 0.1, accumulate=True)", f"{a}[{i}, {j}]",
+         f"{a}[{i}[:, None], {j}]",
          f"{a}.clone()\n{name}[{i}, {j}] += 1", f"{a}.index_put((None, {j}), {a}[:, :1] * 0.1, accumulate=True)",
          f"torch.segment_reduce({a}.reshape({n}, -1)[:, 0].contiguous(), 'sum', lengths=torch.tensor([{n}, 0], device=D))",
-         f"torch.bincount({i}, minlength={n})[:{n}] + 0", f"{a}.masked_scatter({a} > 0.1, torch.arange({t.numel()}, device=D).to({a}.dtype))")
+         f"torch.bincount({i}, minlength={n})[:{n}] + 0",
+         f"{a}.masked_scatter({a} > 0.1, torch.arange({t.numel()}, device=D).to({a}.dtype))")
     )  # fmt: skip
 
 

@@ -18,11 +18,11 @@ from torch.fx import GraphModule
 
 from kgen.errors import FallbackWarning
 
-__all__ = ["Place", "SamePlaces", "may_write", "shared_places"]
+__all__ = ["StorageView", "SameStorages", "may_write", "shared_views"]
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class StorageView:
     """Where an input, the one at `position`, is: the `offset` of its first element, and how many `bytes` its storage has. None
     for what the compiled graph computes with as a symbol."""
 
@@ -35,11 +35,11 @@ class Place:
         return same and (self.bytes is None or tensor.untyped_storage().nbytes() == self.bytes)
 
 
-def shared_places(inputs: Sequence[Any]) -> tuple[Place, ...]:
-    """The places of those tensors that share their storage with another one."""
+def shared_views(inputs: Sequence[Any]) -> tuple[StorageView, ...]:
+    """Where those tensors are that share their storage with another one."""
     storages = {k: x.untyped_storage()._cdata for k, x in enumerate(inputs) if _has_storage(x)}
     count = Counter(storages.values())
-    return tuple(_place(k, inputs[k]) for k, storage in storages.items() if count[storage] > 1)
+    return tuple(_view(k, inputs[k]) for k, storage in storages.items() if count[storage] > 1)
 
 
 def _has_storage(value: Any) -> bool:
@@ -49,9 +49,9 @@ def _has_storage(value: Any) -> bool:
     return not torch.utils._python_dispatch.is_traceable_wrapper_subclass(value)
 
 
-def _place(position: int, tensor: torch.Tensor) -> Place:
+def _view(position: int, tensor: torch.Tensor) -> StorageView:
     offset, length = tensor.storage_offset(), tensor.untyped_storage().nbytes()
-    return Place(position, _known(offset), _known(length))
+    return StorageView(position, _known(offset), _known(length))
 
 
 def _known(number: Any) -> int | None:
@@ -67,22 +67,22 @@ def may_write() -> bool:
 
 
 @dataclass(slots=True)
-class SamePlaces:
-    """Calls the compiled graph with inputs in the places that it was compiled for, and the graph in eager with others."""
+class SameStorages:
+    """Calls the compiled graph with inputs as it was compiled for them, and the graph in eager with others."""
 
     compiled: Callable[..., Any]
     gm: GraphModule
-    places: tuple[Place, ...]
+    views: tuple[StorageView, ...]
     warned: bool = field(default=False)
 
     def __call__(self, *args: Any) -> Any:
-        if all(place.holds(args[place.position]) for place in self.places):
+        if all(view.holds(args[view.position]) for view in self.views):
             return self.compiled(*args)
         if not self.warned:
             self.warned = True
             warnings.warn(
-                "kgen: inputs that share a storage lie elsewhere in it than those that the graph was compiled for, so this call "
-                "runs in eager\n  hint: pass copies, or views that begin at the same offset",
+                "kgen: inputs that share a storage lie elsewhere in it than those that the graph was compiled for, so this "
+                "call runs in eager\n  hint: pass copies, or views that begin at the same offset",
                 FallbackWarning,
                 stacklevel=2,
             )

@@ -26,6 +26,4 @@ def _found(graph: ir.Graph, item: Any, traced: tuple[Any, ...] | None) -> tuple[
     linear = ix.linearize(item.index, ir.dense_strides(buffer))
     strides = [ix.stride_of(linear, v) for v in item.vars]
     known = [None if s is None else s.as_int() for s in strides]
-    return tuple(
-        old if new is None or v.extent == 1 else new for v, old, new in zip(item.vars, traced, known, strict=True)
-    )
+    return tuple(old if new is None or v.extent == 1 else new for v, old, new in zip(item.vars, traced, known, strict=True))

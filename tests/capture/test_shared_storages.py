@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from kgen.capture.shared_storages import Place, shared_places
+from kgen.capture.shared_storages import StorageView, shared_views
 from kgen.errors import FallbackWarning
 
 pytestmark = pytest.mark.cpu
@@ -44,7 +44,7 @@ def read(x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def calls(make: Callable[[int, int], Views], fn: Callable[..., Any], **options: Any) -> Iterator[bool]:
-    """Whether eager ran, for several places of the inputs."""
+    """Whether eager ran, for several offsets of the inputs."""
     compiled = torch.compile(fn, backend="kgen", **options)
     for length, offset in ((20, 0), (20, 3), (40, 8), (20, 0)):
         wanted, given = make(length, offset), make(length, offset)
@@ -79,7 +79,7 @@ def test_the_cache_knows_of_the_storage() -> None:
         assert torch.equal(base[:12], torch.arange(12.0) + 1)
 
 
-def test_only_tensors_that_share_a_storage_have_places() -> None:
+def test_only_tensors_that_share_a_storage_have_views() -> None:
     base = torch.zeros(6)
-    assert shared_places([base, 3, torch.zeros(2), torch.eye(3).to_sparse()]) == ()
-    assert shared_places([base, torch.zeros(2), base[2:]]) == (Place(0, 0, 24), Place(2, 2, 24))
+    assert shared_views([base, 3, torch.zeros(2), torch.eye(3).to_sparse()]) == ()
+    assert shared_views([base, torch.zeros(2), base[2:]]) == (StorageView(0, 0, 24), StorageView(2, 2, 24))

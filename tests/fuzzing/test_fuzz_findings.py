@@ -94,8 +94,8 @@ def test_a_masked_index_into_what_is_not_stored_is_checked_where_it_is_read(size
 
 
 def test_saved_elements_that_share_memory_in_eager() -> None:
-    """AOTAutograd was told eager's strides, with which several elements of the saved tensor are in one place. Rows are equal here:
-    eager writes two numbers into such a place, and keeps the last."""
+    """AOTAutograd was told eager's strides, with which several elements of the saved tensor are in one place. Rows are equal
+    here: eager writes two numbers into such a place, and keeps the last."""
     lines = "y = x0.unfold(0, 2, 1)\nout = [F.gelu(y.slice_scatter(y.narrow(2, 0, 1).flip(-1), 2, 19, 20), approximate='tanh')]"
     agrees(lines, b0="randn(1, 20, 1).expand(3, 20, 1).permute(0, 2, 1)", gradients=True)
 
