@@ -144,5 +144,7 @@ def test_large_tensors_are_computed_again_from_rows_and_columns(images: int, sto
     """All that reads memory of their size is the first tensor, whatever the number of steps."""
     plan = planned(balanced, torch.empty(images, 512, 512))
     made = [out for k in plan.kernels for s in k.statements for out, kept in zip(s.outs, s.stored, strict=True) if kept]
-    large = [out for out in made if plan.graph.buffers[out].sizes[-1].as_int() == 512 == plan.graph.buffers[out].sizes[-2].as_int()]
+    large = [
+        out for out in made if plan.graph.buffers[out].sizes[-1].as_int() == 512 == plan.graph.buffers[out].sizes[-2].as_int()
+    ]
     assert len(large) == stored
