@@ -12,6 +12,7 @@ from kgen.ir.sizes import Sizes
 from kgen.scheduler.analysis.items import Item, Members
 from kgen.scheduler.analysis.loop_alignment import Space
 from kgen.scheduler.tiling.loops import GROUPS, unflattened_loops
+from kgen.scheduler.tiling.tiles import REGISTER_COLUMN
 from kgen.verdict import Reason
 
 # Outer points that a kernel of independent points keeps at least: lanes and threads both live on them.
@@ -34,7 +35,7 @@ class Limits:
     `min_run` neighbours, nor one from `LONG_WALK` points on where fewer than `min_programs` walk whole cache lines of
     neighbouring rows. Where rows are neighbours in memory, `lanes` of them are walked together, and count as one. Columns of
     more than `column_bytes`, COLUMNS of them counted, are out of the cache when a task walks down again: worse than two
-    kernels, unless `column_tasks` of them hide that from each other."""
+    kernels. Those of `register_column` points are in registers then."""
 
     long_row: int
     min_rows: int
@@ -44,7 +45,7 @@ class Limits:
     min_programs: int = 0
     lanes: int = 1
     column_bytes: int = 48 * 1024
-    column_tasks: float = float("inf")
+    register_column: int = 0
 
 
 LIMITS = {
@@ -58,7 +59,7 @@ LIMITS = {
         min_run=64,
         min_programs=2048,
         lanes=32,
-        column_tasks=512,
+        register_column=REGISTER_COLUMN,
     ),
 }
 
@@ -124,7 +125,7 @@ def _repeated_walk(walk: _Walk, sizes: Sizes, limits: Limits) -> Reason | None:
     few = length >= LONG_WALK and _line_programs(sizes, walk, run) < limits.min_programs
     if run and (length > limits.max_row or few):
         return Reason.LAYOUT_CONFLICT
-    far = _column_bytes(walk, sizes) > limits.column_bytes and rows < limits.column_tasks * COLUMNS
+    far = length > limits.register_column and _column_bytes(walk, sizes) > limits.column_bytes
     return Reason.COLUMNS if far else None
 
 

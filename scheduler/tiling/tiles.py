@@ -57,8 +57,9 @@ MAX_WARPS = 32
 # programs of few columns: whole sectors. And points of such a tile: with twice as many, statistics of images take 1.2 times as
 # long (H100, 2026-11-26).
 COLUMNS, FEWEST_COLUMNS, COLUMN_POINTS = 64, 16, 512
-# Points of columns that a program holds in registers.
-REGISTER_COLUMN = 64
+# Points of columns that a program holds in registers: of those that are read once, and of those that would be walked again.
+# And points of such a tile, of whose columns at least whole sectors lie side by side.
+SHORT_COLUMN, REGISTER_COLUMN, REGISTER_POINTS = 64, 512, 8192
 # Points of a block of rows whose columns are summed, and points of it for each warp: accumulators and column vectors take as
 # many registers each as one operand of the row. The next two blocks are on their way while one is computed: with one, the
 # backward of an RMS norm of 4096 columns takes 1.3 times as long on an H200, with three 1.13 times.
@@ -274,14 +275,15 @@ def _reduction(kernel: Kernel, touches: list[Touch], sizes: Sizes, gpu: Gpu, wid
     rows, length = sizes.points(kernel.outer), sizes.points(kernel.inner)
     across = _contiguous_across(kernel, touches, sizes)
     whole = persistent(kernel, MAX_PERSISTENT if kernel.rows else MAX_REGISTER_ROW) and (
-        bool(kernel.rows) or not across or length <= REGISTER_COLUMN
+        bool(kernel.rows) or not across or length <= (REGISTER_COLUMN if kernel.sections > 1 else SHORT_COLUMN)
     )
     if across and not whole:
         blocks = _column_blocks(kernel.outer[-1], rows, length, sizes, gpu)
     elif whole:
         r = power_of_two(length)
         x = _rows_per_program(rows, r, gpu, across)
-        blocks = Blocks(x=x, r=r, warps=_warps(x * r))
+        joins = 1 if across else len({s.section for s in kernel.statements if s.kind == "reduction"})
+        blocks = Blocks(x=x, r=r, warps=_warps(x * r, joins))
     else:
         # a row that is walked again should still be in the L2 cache then: few rows at a time, many threads to each
         again = kernel.sections > 1
@@ -317,7 +319,7 @@ def _rows_per_program(rows: int, r: int, gpu: Gpu, across: bool) -> int:
     """Short rows share a program, as long as enough programs are left."""
     x = max(1, REDUCTION_POINTS // 2 // r)
     if across:
-        x = max(x, min(32, power_of_two(rows)))
+        x = max(x, min(32, power_of_two(rows), max(FEWEST_COLUMNS, REGISTER_POINTS // r)))
     while x > 1 and rows < x * gpu.compute_units * 2:
         x //= 2
     return x
@@ -350,9 +352,11 @@ def shares(rows: int, length: int, gpu: Gpu) -> int:
     return -(-count // max(1, rounds))
 
 
-def _warps(points: int) -> int:
-    """About 32 points a thread: enough loads under way at once, and few enough for registers."""
-    return max(1, min(MAX_WARPS, points // 1024))
+def _warps(points: int, joins: int = 1) -> int:
+    """About 32 points a thread: enough loads under way at once, and few enough for registers. Twice as many where reductions
+    wait for each other: the fewer warps meet at each of them, and other programs of the SM run meanwhile."""
+    warps = max(1, min(MAX_WARPS, points // 1024))
+    return warps if joins < 2 else max(min(warps, 2), warps // 2)
 
 
 def _contiguous_across(kernel: Kernel, touches: list[Touch], sizes: Sizes) -> bool:

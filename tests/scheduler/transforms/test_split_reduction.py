@@ -105,3 +105,46 @@ def test_columns_of_groups_are_read_past_the_ends_of_groups() -> None:
 
 def scaled_sums(x: Tensor, scale: Tensor) -> Tensor:
     return (x.view(8, 64, 64, 32, 10) * scale[:, None, None, :, None]).sum((1, 2)).view(8, 320)
+
+
+@pytest.mark.parametrize(("rows", "held"), [(512, True), (600, False)])
+def test_columns_that_are_read_again_stay_in_registers(rows: int, held: bool) -> None:
+    plan = planned(lambda x: torch.softmax(x, -2), torch.empty(64, rows, 512))
+    tilings = [choose_tiles(kernel, plan.graph, Sizes({}), Gpu()) for kernel in plan.kernels]
+    assert (len(tilings) == 1 and tilings[0].persistent) == held
+    assert not held or (tilings[0].blocks.x, tilings[0].blocks.r) == (16, 512)
+
+
+def test_rows_with_two_reductions_have_fewer_warps() -> None:
+    """Each is a point where all warps wait."""
+    x = torch.empty(8192, 5120)
+    warps = []
+    for fn in (lambda x: x * x.square().mean(-1, keepdim=True), lambda x: torch.softmax(x, -1)):
+        plan = planned(fn, x)
+        [kernel] = plan.kernels
+        warps.append(choose_tiles(kernel, plan.graph, Sizes({}), Gpu()).blocks.warps)
+    assert warps == [8, 4]
+
+
+@pytest.mark.interpret
+def test_values_of_columns_in_registers() -> None:
+    x = torch.randn(2, 300, 40)
+    assert error(compiled(lambda x: torch.softmax(x, -2), x), torch.softmax(x.double(), -2)) < 1e-6
+
+
+def balanced(x: Tensor) -> Tensor:
+    for _ in range(3):
+        x = x - x.amax(-1, keepdim=True)
+        x = x - x.amax(-2, keepdim=True)
+    return x.sigmoid()
+
+
+@pytest.mark.parametrize(("images", "stored"), [(64, 1), (1, 2)], ids=["large", "small"])
+def test_large_tensors_are_computed_again_from_rows_and_columns(images: int, stored: int) -> None:
+    """All that reads memory of their size is the first tensor, whatever the number of steps."""
+    plan = planned(balanced, torch.empty(images, 512, 512))
+    made = [out for k in plan.kernels for s in k.statements for out, kept in zip(s.outs, s.stored, strict=True) if kept]
+    large = [
+        out for out in made if plan.graph.buffers[out].sizes[-1].as_int() == 512 == plan.graph.buffers[out].sizes[-2].as_int()
+    ]
+    assert len(large) == stored
