@@ -10,9 +10,10 @@ from typing import Any, cast
 import torch
 
 from kgen import config as configuration
+from kgen import errors
 from kgen.backend import kgen_backend
 from kgen.build import cpp
-from kgen.imperative.problems import FOUND
+from kgen.imperative.problems import FOUND, OPEN
 
 __all__ = ["compile", "control_flow"]
 
@@ -73,13 +74,29 @@ def _converted(function: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _called(compiled: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    token = FOUND.set([])
+    token, blocks = FOUND.set([]), OPEN.set([])
     try:
         return compiled(*args, **kwargs)
     except Exception as cause:
-        found = FOUND.get()
+        found = FOUND.get() or _in_a_block(cause)
         if found:
             raise found[0] from cause
         raise
     finally:
         FOUND.reset(token)
+        OPEN.reset(blocks)
+
+
+def _in_a_block(cause: Exception) -> list[errors.NotConvertible]:
+    """What Dynamo cannot trace in a block, with the source line of the block; nothing for other errors."""
+    blocks = OPEN.get()
+    if not blocks or not isinstance(cause, torch._dynamo.exc.TorchDynamoException):
+        return []
+    function, file, line = blocks[-1]
+    lines = [one.strip() for one in str(cause).splitlines() if one.strip()]
+    why = next(
+        (one.removeprefix("Explanation: ") for one in lines if one.startswith("Explanation: ")), lines[0] if lines else ""
+    )
+    outside = "it changes a Python object from outside of the block, as a list that it appends to; write into a tensor instead"
+    problem = outside if "from outside the scope" in str(cause) else f"torch.compile cannot trace the block: {why}"
+    return [errors.NotConvertible(function=function, file=file, line=line, problem=problem)]

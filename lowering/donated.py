@@ -20,9 +20,10 @@ from torch.fx.experimental.symbolic_shapes import statically_known_true
 
 from kgen.capture.control_flow import is_traced
 from kgen.capture.notes import DONATED
+from kgen.ir import values as vs
 from kgen.lowering import fallback
 from kgen.lowering.builder import Builder
-from kgen.lowering.mutation import at_newest, plain_load
+from kgen.lowering.mutation import at_newest, plain_load, root_of
 from kgen.lowering.reinplace import WRITES
 from kgen.lowering.tensor import Tensor
 from kgen.lowering.user_kernel import to_write
@@ -173,9 +174,21 @@ def call(b: Builder, *args: Any, **kwargs: Any) -> Any:
     for k, position in donated.items():
         written[k] = given[position] = to_write(b, nodes[position], given[position])
     names = [name for one in written.values() if (name := plain_load(one)) is not None]
-    whole = (*args[:place], tuple(given), *args[place + 1 :])
+    roots = {root_of(b, name) for name in names}
+    carried = tuple(one if k in donated.values() else _apart(b, one, roots) for k, one in enumerate(given))
+    whole = (*_apart(b, args[:place], roots), carried, *_apart(b, args[place + 1 :], roots))
     results = list(fallback.extern(b, node, whole, kwargs, "a higher-order operator", written=names, skipped=donated))
     return tuple(at_newest(b, written[k]) if k in written else one for k, one in enumerate(results))
+
+
+def _apart(b: Builder, tree: Any, roots: set[str]) -> Any:
+    """Operands with memory of their own where they are parts of what the operator writes: a copy that a program has made of a
+    row is none yet, and iterations would read what others have written."""
+    if isinstance(tree, tuple | list):
+        return type(tree)(_apart(b, one, roots) for one in tree)
+    if not isinstance(tree, Tensor) or roots.isdisjoint(root_of(b, load.attr[0]) for load in vs.loads([tree.value])):
+        return tree
+    return b.stored_operand(tree)
 
 
 RULES = {f"torch.ops.higher_order.{name}": call for name in ("cond", "scan", "while_loop")}

@@ -31,7 +31,7 @@ from kgen.imperative.forms import (
 )
 from kgen.imperative.indices import item, part, put
 from kgen.imperative.memory import Memory, enter
-from kgen.imperative.problems import report
+from kgen.imperative.problems import begin, end, report
 
 __all__ = [
     "UNDEFINED",
@@ -152,6 +152,7 @@ def branch(
     decided = _decided(test)
     if decided is not None:
         return (then if decided else orelse)(*state, *buffers, *reads)
+    begin(site.function, site.file, site.line)
     memory = enter(site, state, buffers, reads)
     tried = [form_of(memory.run(block, memory.carried, state)[1]) for block in (then, orelse)]
     forms = [None if k in memory.updated else _common(site, k, tried[0][k], tried[1][k]) for k in range(len(state))]
@@ -165,6 +166,7 @@ def branch(
     results: list[Any] = []
     if memory.carried or any([is_carried(form) for form in forms]):
         results = list(torch.cond(_flag(test), lambda: made(then), lambda: made(orelse), ()))
+    end(site.function, site.file, site.line)
     found = [rebuilt(form, results) if is_carried(form) else form for form in forms]
     memory.leave(results)
     return memory.with_updated(found, state)
@@ -313,6 +315,7 @@ def _while(
         _refuse(
             site, "data decide when the loop ends, and gradients are asked for; use torch.no_grad(), or a range without break"
         )
+    begin(site.function, site.file, site.line)
     index = torch.full((), start, dtype=torch.int64) if site.inner and start is not None else start
     loop = _loop(site, enter(site, state, buffers, reads), body, index, state, not site.inner)
     counts = [] if start is None else [index]
@@ -327,16 +330,19 @@ def _while(
         return (*[i + step for _ in counts], *loop.iteration(i, flat[len(counts) :]))
 
     results = while_loop(going, iteration, (*counts, *loop.first()))
+    end(site.function, site.file, site.line)
     return loop.leave(results[len(counts) :])
 
 
 def _scan(site: Site, indices: torch.Tensor, body: Block, state: Values, buffers: Values, reads: Values) -> Any:
     """A loop over indices, whose gradients PyTorch knows."""
+    begin(site.function, site.file, site.line)
     loop = _loop(site, enter(site, state, buffers, reads), body, indices.new_zeros(()), state, False)
     first = loop.first()
     if not first:
         return loop.leave(())
     results, _ = scan(lambda flat, i: (loop.iteration(i, flat), ()), tuple(first), indices)
+    end(site.function, site.file, site.line)
     return loop.leave(results)
 
 

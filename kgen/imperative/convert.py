@@ -23,6 +23,7 @@ from kgen.imperative import blocks
 from kgen.imperative.exits import STOP, Exits, Refuse, refuse, same_scope
 from kgen.imperative.liveness import around, needed
 from kgen.imperative.names import Aliases, assigned, loaded, only_updated, path_of, updated, written
+from kgen.imperative.numbers import with_new_numbers
 
 __all__ = ["converted"]
 
@@ -251,7 +252,7 @@ class _Converter:
         given = self.tree.args
         every = [*given.posonlyargs, *given.args, *given.kwonlyargs, given.vararg, given.kwarg]
         self.arguments = frozenset(one.arg for one in every if one is not None)
-        body = Exits(self.refused).function(self.tree.body)
+        body = Exits(self.refused).function(with_new_numbers(self.tree.body, self.arguments))
         self.locals = self.arguments | assigned(*body)
         self.aliases = Aliases.of(body)
         self.tree.body = body

@@ -302,3 +302,40 @@ def bound_in_branches_of_branches(x, b, n):
             y = -x[i]
         b[i] = y
     return b
+
+
+@program(lambda: (rows(12), 12))
+def insertion_sort(x, n):
+    for i in range(1, n):
+        key = x[i].clone()
+        j = i - 1
+        while j >= 0 and x[j] > key:
+            x[j + 1] = x[j]
+            j -= 1
+        x[j + 1] = key
+    return x
+
+
+@program(lambda: (rows(5),))
+def counted_in_a_loop(x):
+    total = torch.zeros((), dtype=torch.float64)
+    while total < 10:
+        j = 0
+        while j < 4 and x[j] < 3:
+            before = j
+            j += 1
+            x[before] = x[before] + j
+        total = total + x.sum() + 1
+    return x, total
+
+
+@program(lambda: (torch.tensor([5.0, 4.0, 3.0, 2.0, 1.0], dtype=torch.float64),))
+def two_insertions(x):
+    for i in range(1, 3):
+        key = x[i].clone()
+        j = i - 1
+        while j >= 0 and x[j] > key:
+            x[j + 1] = x[j]
+            j = j - 1
+        x[j + 1] = key
+    return x

@@ -20,7 +20,7 @@ from kgen.counters import counters
 pytestmark = pytest.mark.cpu
 
 # The others take as long to compile, and run with the slow tests.
-QUICK = ("carried_rows", "first_large", "write_else", "until_large", "suppression")
+QUICK = ("two_insertions", "counted_in_a_loop", "carried_rows", "first_large", "write_else", "until_large", "suppression")
 
 
 @pytest.fixture(autouse=True)
@@ -186,6 +186,27 @@ def test_a_view_that_leaves_a_loop_is_refused() -> None:
         return last
 
     assert ".clone()" in refused(row, torch.ones(3, 4))
+
+
+def test_a_list_that_a_loop_appends_to_is_refused() -> None:
+    def listed(x):
+        made = []
+        while x.sum() < 100:
+            x = x * 2
+            made.append(x)
+        return made
+
+    assert "appends to" in refused(listed, torch.ones(3))
+
+
+def test_what_dynamo_cannot_trace_names_the_block() -> None:
+    def printed(x):
+        while x.sum() < 100:
+            x = x * 2
+            open("/dev/null").close()
+        return x
+
+    assert "cannot trace the block" in refused(printed, torch.ones(3))
 
 
 def test_gradients_through_a_loop_that_data_end_are_refused() -> None:
