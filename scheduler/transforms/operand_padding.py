@@ -190,9 +190,7 @@ def possible_copies(kernel: Kernel, graph: ir.Graph, device: Device) -> dict[str
     return {copies: Copies(tuple(taken), one.seconds) for copies, (taken, one) in seen.items() if taken}
 
 
-def _readings(
-    kernel: Kernel, graph: ir.Graph, device: Device, written: frozenset[str] = frozenset()
-) -> dict[str, _Reading]:
+def _readings(kernel: Kernel, graph: ir.Graph, device: Device, written: frozenset[str] = frozenset()) -> dict[str, _Reading]:
     """The kernel with each choice of operands that may be copied; what is `written` in any case costs nothing more. Sums of
     operands that the kernel makes beside its matmul need these as they are."""
     sums = [s for s in kernel.statements if s.kind == "contraction"]
@@ -216,9 +214,7 @@ def _readings(
     return found
 
 
-def best_copies(
-    kernel: Kernel, graph: ir.Graph, device: Device, vendor: bool, written: frozenset[str] = frozenset()
-) -> str:
+def best_copies(kernel: Kernel, graph: ir.Graph, device: Device, vendor: bool, written: frozenset[str] = frozenset()) -> str:
     """The operands to copy, by the cost model. `vendor`: whether a library call computes the matmul. Operands that are
     `written` in any case, such as for another library call, cost nothing more."""
     possible = _readings(kernel, graph, device, written)
