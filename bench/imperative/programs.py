@@ -129,13 +129,13 @@ def smoothed(b: Tensor) -> Tensor:
     return b
 
 
-NEIGHBOURS = [(i, j) for i in (-1, 0, 1) for j in (-1, 0, 1) if i or j]
+AROUND = [(i, j) for i in (-1, 0, 1) for j in (-1, 0, 1) if i or j]
 
 
 def life(board: Tensor) -> Tensor:
     """Forty steps of the Game of Life on a torus."""
     for _ in range(40):
-        near = sum(board.roll((i, j), (0, 1)) for i, j in NEIGHBOURS)
+        near = sum(board.roll((i, j), (0, 1)) for i, j in AROUND)
         board = ((near == 3) | ((board == 1) & (near == 2))).to(board.dtype)
     return board
 
@@ -145,7 +145,7 @@ def life_in_place(board: Tensor) -> Tensor:
     inner = board[1:-1, 1:-1]
     height, width = board.shape
     for _ in range(40):
-        near = sum(board[1 + i : height - 1 + i, 1 + j : width - 1 + j] for i, j in NEIGHBOURS)
+        near = sum(board[1 + i : height - 1 + i, 1 + j : width - 1 + j] for i, j in AROUND)
         inner.copy_((near == 3) | ((inner == 1) & (near == 2)))
     return board
 

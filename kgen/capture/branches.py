@@ -34,7 +34,7 @@ _HARMLESS = frozenset(
     }
 )  # fmt: skip
 # Integers make these raise an error: where they divide by zero, or for a negative exponent.
-_RAISE = ("div", "remainder", "fmod", "floor_divide", "pow", "float_power")
+_RAISE = frozenset({aten.div, aten.remainder, aten.fmod, aten.floor_divide, aten.pow, aten.float_power})
 
 
 def both(pred: Any, true_fn: Any, false_fn: Any, operands: Sequence[Any] = ()) -> tuple[Any, ...]:
@@ -86,7 +86,7 @@ def _is_harmless(node: torch.fx.Node, values: Sequence[torch.Tensor]) -> bool:
         return False
     if target._schema.is_mutable:
         return False
-    if target._schema.name.removeprefix("aten::") in _RAISE and not all(one.is_floating_point() for one in values):
+    if target.overloadpacket in _RAISE and not all(one.is_floating_point() for one in values):
         return False
     return torch.Tag.pointwise in target.tags or _is_view(target) or target in _HARMLESS
 
