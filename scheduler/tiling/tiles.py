@@ -320,7 +320,8 @@ def _rows_per_program(rows: int, r: int, gpu: Gpu, across: bool) -> int:
     x = max(1, REDUCTION_POINTS // 2 // r)
     if across:
         x = max(x, min(32, power_of_two(rows), max(FEWEST_COLUMNS, REGISTER_POINTS // r)))
-    while x > 1 and rows < x * gpu.compute_units * 2:
+    least = FEWEST_COLUMNS // 2 if across and r > SHORT_COLUMN else 1  # a long column of fewer reads parts of sectors
+    while x > least and rows < x * gpu.compute_units * 2:
         x //= 2
     return x
 

@@ -107,12 +107,12 @@ def scaled_sums(x: Tensor, scale: Tensor) -> Tensor:
     return (x.view(8, 64, 64, 32, 10) * scale[:, None, None, :, None]).sum((1, 2)).view(8, 320)
 
 
-@pytest.mark.parametrize(("rows", "held"), [(512, True), (600, False)])
-def test_columns_that_are_read_again_stay_in_registers(rows: int, held: bool) -> None:
+@pytest.mark.parametrize(("rows", "one_kernel"), [(512, True), (600, False)])
+def test_columns_that_are_read_again_stay_in_registers(rows: int, one_kernel: bool) -> None:
     plan = planned(lambda x: torch.softmax(x, -2), torch.empty(64, rows, 512))
     tilings = [choose_tiles(kernel, plan.graph, Sizes({}), Gpu()) for kernel in plan.kernels]
-    assert (len(tilings) == 1 and tilings[0].persistent) == held
-    assert not held or (tilings[0].blocks.x, tilings[0].blocks.r) == (16, 512)
+    assert (len(tilings) == 1 and tilings[0].persistent) == one_kernel
+    assert not one_kernel or (tilings[0].blocks.x, tilings[0].blocks.r) == (16, 512)
 
 
 def test_rows_with_two_reductions_have_fewer_warps() -> None:
