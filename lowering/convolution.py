@@ -255,7 +255,17 @@ def _is_short(b: Builder, shape: Shape, total: Sum, x: Tensor, weight: Tensor, i
     are neighbours then. Channels side by side are a template's."""
     sizes = tuple(v.extent for v in total.out_vars)
     plain = x.dtype == weight.dtype and x.dtype.is_floating_point and shape.filters[1] == 1 and b.on_gpu(x.device)
-    return plain and are_few(sizes, total.reduced) and image.meta["val"].stride(1) != 1
+    apart = image.meta["val"].stride(1) != 1 and not _reads_channels_side_by_side(b, x)
+    return plain and are_few(sizes, total.reduced) and apart
+
+
+def _reads_channels_side_by_side(b: Builder, x: Tensor) -> bool:
+    """Whether an image is computed from a buffer in which the channels of a position are neighbours, as a padded one is."""
+    for load in vs.loads([x.value]):
+        strides = b.graph.buffers[load.attr[0]].strides
+        if strides is not None and ix.stride_of(ix.linearize(load.attr[1], strides), x.axes[1]) == 1:
+            return True
+    return False
 
 
 def _written_out(b: Builder, total: Sum, x: Tensor, weight: Tensor) -> Value:

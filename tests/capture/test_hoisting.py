@@ -11,6 +11,7 @@ from torch import Tensor
 from torch.fx import GraphModule
 
 import kgen
+from kgen.capture import hoisting
 from kgen.capture.hoisting import MATMULS, hoist_matmuls
 
 T = 6
@@ -107,6 +108,15 @@ def test_matmuls_of_the_inputs_are_one(f: Callable[..., Any], gradients: bool) -
 @pytest.mark.parametrize("f", [added_in_place, inputs_change, weights_change], ids=lambda f: f.__name__)
 def test_matmuls_that_stay(f: Callable[..., Any]) -> None:
     hoisted(f, gradients=False)
+
+
+def test_small_matrices_of_a_gpu_are_read_in_each_iteration(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert hoisting.LARGE["cuda"] > 128 * 128
+    monkeypatch.setattr(hoisting, "LARGE", {"cpu": 17})
+    before, after = hoisted(rnn, gradients=False)
+    assert after == before
+    monkeypatch.setattr(hoisting, "LARGE", {"cpu": 16})
+    assert hoisted(rnn, gradients=False)[1] < before
 
 
 @pytest.mark.cpu
