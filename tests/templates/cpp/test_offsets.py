@@ -13,12 +13,15 @@ from kgen.ir import index as ix
 from kgen.ir import values as vs
 from kgen.ir.plan import Kernel, Launch, Nest, Schedule, Statement
 from kgen.rendered.kernel_call import Rendered
+from kgen.scheduler import Options
 from kgen.templates.cpp.codegen.constant_offsets import with_offsets_as_sizes
 from tests.kernels import plans
 from tests.rendering import cpp_function
 
 F32 = torch.float32
 COUNT = 6
+# Kernels that write disjoint rows are one otherwise.
+APART = Options(horizontal_fusion=False)
 
 
 def rows(x: Tensor, b: Tensor) -> Tensor:
@@ -89,7 +92,7 @@ def functions_of(count: int) -> UnitPlan:
             b[i] = b[i] + 1
         return b
 
-    return units(plans(write, torch.zeros(count, 4)).forward)
+    return units(plans(write, torch.zeros(count, 4), options=APART).forward)
 
 
 @pytest.mark.parametrize("count", [MANY_SIMILAR + 1, 4 * MANY_SIMILAR])
@@ -129,7 +132,7 @@ def test_functions_with_offsets_are_right(function: Callable[[Tensor, Tensor], T
     x, b = torch.randn(8, 8), torch.randn(8, 8)
     expected = function(x, b.clone())
     torch.testing.assert_close(torch.compile(function, backend="kgen")(x, b.clone()), expected)
-    shared = units(plans(function, x, b.clone()).forward)
+    shared = units(plans(function, x, b.clone(), options=APART).forward)
     assert any(isinstance(size, int) for call in shared.calls.values() for size in call.sizes)
 
 
