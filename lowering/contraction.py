@@ -17,7 +17,7 @@ from kgen.ir.index import Atom, Expr, Var
 from kgen.ir.values import Value
 from kgen.lowering import fallback
 from kgen.lowering.builder import Builder
-from kgen.lowering.few_terms import are_cheap, are_few, combined
+from kgen.lowering.few_terms import are_few, written_out
 from kgen.lowering.tensor import Tensor, at, broadcast, indices
 
 
@@ -104,20 +104,17 @@ def _written_out(b: Builder, matmul: Matmul) -> Tensor | None:
     sizes, loops = tuple(v.extent for v in matmul.out_vars), (matmul.k,)
     if not are_few(sizes, loops):
         return None
-    term = _term(matmul)
-    if not are_cheap(loops, term):
-        term = _term(replace(matmul, lhs=b.realize(matmul.lhs), rhs=b.realize(matmul.rhs)))
-    value = combined("add", loops, term)
+
+    def term(lhs: Tensor, rhs: Tensor) -> Value:
+        return vs.call("mul", at(lhs, matmul.left), at(rhs, matmul.right))
+
+    value = written_out(loops, term, (matmul.lhs, matmul.rhs), b.realize)
     if matmul.scale is not None:
         value = vs.call("mul", value, matmul.scale)
     if matmul.addend is not None:
         value = vs.call("add", value, matmul.addend)
     made = vs.substitute(value, dict(zip(matmul.out_vars, indices(sizes), strict=True)))
     return Tensor(sizes, matmul.lhs.dtype, matmul.lhs.device, made)
-
-
-def _term(matmul: Matmul) -> Value:
-    return vs.call("mul", at(matmul.lhs, matmul.left), at(matmul.rhs, matmul.right))
 
 
 def int_mm(b: Builder, x: Tensor, y: Tensor) -> Tensor:

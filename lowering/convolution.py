@@ -28,7 +28,7 @@ from kgen.ir.values import Value
 from kgen.lowering import fallback
 from kgen.lowering.builder import Builder
 from kgen.lowering.contraction import loaded, result_rounding
-from kgen.lowering.few_terms import are_cheap, are_few, combined
+from kgen.lowering.few_terms import are_few, written_out
 from kgen.lowering.pointwise import add
 from kgen.lowering.tensor import Tensor, at, indices, reindex
 
@@ -274,10 +274,7 @@ def _written_out(b: Builder, total: Sum, x: Tensor, weight: Tensor) -> Value:
     def term(x: Tensor, weight: Tensor) -> Value:
         return vs.call("mul", total.left.of(at(x, total.left.index)), total.right.of(at(weight, total.right.index)))
 
-    inlined = term(x, weight)
-    if are_cheap(total.reduced, inlined):
-        return combined("add", total.reduced, inlined)
-    return combined("add", total.reduced, term(b.realize(x), b.realize(weight)))
+    return written_out(total.reduced, term, (x, weight), b.realize)
 
 
 def convolution_backward(

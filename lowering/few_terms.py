@@ -5,13 +5,14 @@ from __future__ import annotations
 
 import functools
 import itertools
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from kgen.ir import index as ix
 from kgen.ir import nodes as ir
 from kgen.ir import values as vs
 from kgen.ir.index import Atom, Expr, Var
 from kgen.ir.values import Value
+from kgen.lowering.tensor import Tensor
 
 MOST_TERMS = 4
 # Results below which it does not matter.
@@ -48,3 +49,11 @@ def combined(op: str, loops: Sequence[Var], term: Value) -> Value:
 
     points = itertools.product(*(range(v.extent.as_int() or 0) for v in loops))
     return functools.reduce(lambda a, b: vs.call(op, a, b), map(at, points))
+
+
+def written_out(
+    loops: Sequence[Var], term: Callable[..., Value], tensors: Sequence[Tensor], realize: Callable[[Tensor], Tensor]
+) -> Value:
+    """The sum of `term` of the tensors over short loops. What each of many terms would compute again is stored first."""
+    inlined = term(*tensors)
+    return combined("add", loops, inlined if are_cheap(loops, inlined) else term(*map(realize, tensors)))

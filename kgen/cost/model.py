@@ -177,11 +177,15 @@ def apart_seconds(problem: Problem) -> float:
         total += (again + problem.epilogue_bytes) / stream + LAUNCH[device.kind]
     for name, read in problem.inputs.items():
         if read.load is None or read.unscaled or _is_looked_up(read.load) or _is_merged(problem, name):
-            apart = (problem.bytes_read(name) + problem.bytes_of_operand(name)) / stream + LAUNCH[device.kind]
-            total += apart / max(1, read.unscaled)
-        elif _is_copied(problem, read):
-            total += _copying_seconds(problem, read, stream)
+            total += _storing_seconds(problem, name, stream) / max(1, read.unscaled)
+        elif _is_copied(problem, read) and not _is_made_by_kernel(problem, read.load.attr[0]):
+            total += _storing_seconds(problem, name, stream)
     return total + sums_seconds(problem)
+
+
+def _storing_seconds(problem: Problem, name: str, stream: float) -> float:
+    """The time of a kernel that reads an operand, and stores it as the library takes it."""
+    return (problem.bytes_read(name) + problem.bytes_of_operand(name)) / stream + LAUNCH[problem.device.kind]
 
 
 def _is_copied(problem: Problem, read: Input) -> bool:
@@ -195,13 +199,9 @@ def _is_copied(problem: Problem, read: Input) -> bool:
     return bool(node.stored) and name not in {load.attr[0] for load in vs.loads(node.stored)}
 
 
-def _copying_seconds(problem: Problem, read: Input, stream: float) -> float:
-    """The time of such a copy. A kernel of the graph that makes the elements writes them in the copy's order at once."""
-    assert read.load is not None
-    made = any(read.load.attr[0] in ir.outs(node) for node in problem.graph.nodes if not isinstance(node, ir.Extern))
-    if made:
-        return 0.0
-    return (problem.bytes_read(read.name) + problem.bytes_of_operand(read.name)) / stream + LAUNCH[problem.device.kind]
+def _is_made_by_kernel(problem: Problem, name: str) -> bool:
+    """Whether a kernel of the graph makes a buffer: it writes a copy in another order instead."""
+    return any(name in ir.outs(node) for node in problem.graph.nodes if not isinstance(node, ir.Extern))
 
 
 def _bytes_of(problem: Problem, name: str) -> int:
