@@ -136,6 +136,14 @@ def _fresh_dynamo() -> Iterator[None]:
 
 
 @pytest.fixture
+def fresh_counters() -> None:
+    """What is counted is the test's own."""
+    from kgen.counters import counters
+
+    counters.reset()
+
+
+@pytest.fixture
 def templates_win(monkeypatch: pytest.MonkeyPatch) -> None:
     """Whatever the estimates say, and whether or not they can be relied on, no library call is as fast as a template."""
     monkeypatch.setattr("kgen.cost.model.vendor_seconds", lambda problem: 1e9)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -14,15 +14,7 @@ from kgen.capture.branches import MOST
 from kgen.counters import counters
 from kgen.verdict import Reason
 
-pytestmark = pytest.mark.cpu
-
-
-@pytest.fixture(autouse=True)
-def fresh() -> Iterator[None]:
-    torch._dynamo.reset()
-    counters.reset()
-    yield
-    torch._dynamo.reset()
+pytestmark = [pytest.mark.cpu, pytest.mark.usefixtures("fresh_counters")]
 
 
 def write_if(x: Tensor, flag: Tensor) -> Tensor:

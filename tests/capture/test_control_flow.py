@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -13,15 +13,7 @@ from torch._higher_order_ops.map import map as map_rows
 
 from kgen.counters import counters
 
-pytestmark = pytest.mark.cpu
-
-
-@pytest.fixture(autouse=True)
-def fresh() -> Iterator[None]:
-    torch._dynamo.reset()
-    counters.reset()
-    yield
-    torch._dynamo.reset()
+pytestmark = [pytest.mark.cpu, pytest.mark.usefixtures("fresh_counters")]
 
 
 def run(f: Callable[..., Any], *args: Tensor, **options: Any) -> Any:

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 import kgen
+from bench.imperative.programs import channel_swap
 from kgen.counters import counters
 
 pytestmark = pytest.mark.cpu
@@ -33,13 +34,6 @@ def get_started(b: Tensor) -> Tensor:
     for i in range(b.shape[0]):
         b[i] = b[i] + 1
     return b
-
-
-def channel_swap(image: Tensor) -> Tensor:
-    out = image.clone()
-    for i in range(3):
-        out[..., i] = image[..., 2 - i]
-    return out
 
 
 def normalised(image: Tensor) -> Tensor:
