@@ -29,7 +29,7 @@ BITS = re.compile(r"tensordesc<[a-z]+(\d+)\w*\[([\d, ]+)\]>")
 PROTOCOL = (
     "barriers", "await_free", "await_ready", "pingpong_wait", "pingpong_arrive", "release", "release_read", "expect", "fetch",
     "write",
-    "send", "written",
+    "send", "written", "retire",
 )  # fmt: skip
 WARP_GROUPS = Path(str(templates.__file__)).parent / "device" / "warp_groups.py"
 
@@ -166,6 +166,7 @@ class Program:
         self.groups: list[Group] = []
         self.copies: list[tuple[Barrier, int]] = []  # under way
         self.every: list[Barrier] = []
+        self.retired = 0
         names = self._names()
         names["ws"] = self._warp_groups(names)
         exec(compile(_without_imports(kernel.source), kernel.name, "exec"), names)
@@ -173,6 +174,7 @@ class Program:
         given = self._given(kernel)
         assert len(inspect.signature(main).parameters) == len(given)
         main(*given)
+        assert self.retired == len(self.every), "the memory of barriers that are not taken back may be given to tiles"
 
     def _given(self, kernel: TritonKernel) -> list[Any]:
         """What stands for the kernel's parameters."""
@@ -202,7 +204,8 @@ class Program:
         stubs = {
             **names,
             "mbarrier": SimpleNamespace(
-                MBarrierLayout=Anything(), init=self._init, wait=self._wait, arrive=self._arrive, expect=self._expect
+                MBarrierLayout=Anything(), init=self._init, wait=self._wait, arrive=self._arrive, expect=self._expect,
+                invalidate=self._retire,
             ),
             "tma": SimpleNamespace(
                 async_copy_global_to_shared=self._copy, async_copy_shared_to_global=self._leave, store_wait=self._leave
@@ -221,6 +224,12 @@ class Program:
     def _init(self, memory: Memory, count: int) -> None:
         memory.barrier = Barrier(count, count)
         self.every.append(memory.barrier)
+
+    def _retire(self, memory: Memory) -> None:
+        _barrier(memory)
+        assert all(group.ended for group in self.groups), "a barrier is taken back while groups may use it"
+        memory.barrier = None
+        self.retired += 1
 
     def _own(self) -> Group:
         return next(group for group in self.groups if group.thread is threading.current_thread())

@@ -217,7 +217,8 @@ class Numbers(Program):
         stubs = {
             **names,
             "mbarrier": SimpleNamespace(
-                MBarrierLayout=Anything(), init=self._init, wait=self._wait, arrive=self._arrive, expect=self._expect
+                MBarrierLayout=Anything(), init=self._init, wait=self._wait, arrive=self._arrive, expect=self._expect,
+                invalidate=self._retire,
             ),
             "tma": SimpleNamespace(
                 async_copy_global_to_shared=self._load, async_copy_shared_to_global=self._store, store_wait=self._stored

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 import torch
 
@@ -31,13 +31,16 @@ class Barrier:
 
 @dataclass(frozen=True, slots=True)
 class Barriers:
-    """So many barriers, each of which `arrivals` complete."""
+    """So many barriers, each of which `arrivals` complete. `made` is told their name and number where they
+    are made."""
 
     name: str
     count: int
     arrivals: int = 1
+    made: Callable[[str, int], None] = field(default=lambda _name, _count: None, compare=False)
 
     def make(self) -> str:
+        self.made(self.name, self.count)
         return f"{self.name} = ws.barriers({self.count}, {self.arrivals})"
 
     def at(self, index: str) -> Barrier:

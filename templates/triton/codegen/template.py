@@ -82,19 +82,29 @@ class _Head:
         waits = "" if self.more else "\n    lib.wait_for_previous()"
         return f"{self.head}{self.part.opening(self.name, self.more)}{waits}"
 
+    def end(self) -> str:
+        """Nothing closes a Triton function."""
+        return ""
+
 
 @dataclass(frozen=True, slots=True)
 class _GluonHead:
     """``{{ kernel() }}`` opens the kernel. One whose warps have different parts is made of several functions:
     ``{{ kernel("loads", ready, ring) }}`` opens one that has these handles as parameters before the kernel's, and
-    ``{{ kernel.call("loads", ready, ring) }}`` is what says so. ``kernel.barriers("ready", STAGES)`` is a handle."""
+    ``{{ kernel.call("loads", ready, ring) }}`` is what says so. ``kernel.barriers("ready", STAGES)`` is a handle.
+
+    The kernel, which comes last, takes its barriers back when all warps have ended. Of barriers that no warp waits for, the
+    compiler would give the memory to tiles, and a barrier's first state may arrive there after a tile."""
 
     part: _Part
     name: str
     head: str
     opened: list[str] = field(default_factory=list)
+    made: dict[str, int] = field(default_factory=dict)
 
     def __call__(self, suffix: str = "", *own: object) -> str:
+        if self.made:
+            raise ValueError("barriers are made in the kernel, which is the last of its functions")
         head = "" if self.opened else self.head
         self.opened.append(suffix)
         if not suffix:
@@ -105,7 +115,15 @@ class _GluonHead:
         return f"{self.name}_{suffix}, ({', '.join([*names_of(own), PARAMETERS])})"
 
     def barriers(self, name: str, count: int, arrivals: int = 1) -> Barriers:
-        return Barriers(name, count, arrivals)
+        return Barriers(name, count, arrivals, self._made)
+
+    def _made(self, name: str, count: int) -> None:
+        if not self.opened or self.opened[-1]:
+            raise ValueError(f"the barriers {name} are not made in the kernel, but in a part of it")
+        self.made[name] = count
+
+    def end(self) -> str:
+        return "".join(f"    ws.retire({name}, {count})\n" for name, count in self.made.items())
 
 
 class _Part:
@@ -123,7 +141,7 @@ class _Part:
         program = more[0] if more else "tl.program_id(0)"
         gluon = self.problem.template.language == "gluon"
         opens = _GluonHead(self, name, head) if gluon else _Head(self, name, head, more)
-        text = sl.render(self.fillers, opens, _facts, program)
+        text = sl.render(self.fillers, opens, _facts, program) + opens.end()
         return text.replace(PARAMETERS, ", ".join(self.arguments()))
 
     @property

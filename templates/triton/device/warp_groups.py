@@ -39,6 +39,14 @@ def barriers(count: gl.constexpr, arrivals: gl.constexpr = 1):
 
 
 @gluon.jit
+def retire(made, count: gl.constexpr):
+    """Takes `count` barriers back, when no warp group uses them any more. PTX demands it before their memory is used otherwise; up to
+    here it is theirs."""
+    for k in gl.static_range(count):
+        mbarrier.invalidate(made.index(k))
+
+
+@gluon.jit
 def share(tile, group: gl.constexpr, height: gl.constexpr):
     """The rows of a tile in shared memory that belong to a warp group."""
     return tile.slice(group * height, height, 0)
