@@ -45,7 +45,7 @@ ROUNDS = 8
 MAX_POINTS = 8
 # Steps along rows of a combo kernel's members, each for rows up to that length and the last for all longer ones too, and points
 # of a tile: few steps, so that members of many sizes share few bodies.
-COMBO_STEPS = (16, 128, 1024)
+COMBO_STEPS = (2, 4, 8, 16, 128, 1024)
 COMBO_POINTS = 2048
 # Warps of the one program that runs kernels in order, and points of its tile along rows and in all: its few tiles follow each
 # other, so that latency counts.
@@ -161,9 +161,12 @@ def _of_member(tiling: Tiling, graph: ir.Graph, sizes: Sizes) -> Tiling:
         return tiling
     if not kernel.inner:
         return replace(tiling, blocks=replace(blocks, x=_vector_block(kernel, graph, sizes)))
+    length = sizes.points(kernel.inner)
     if not tiling.persistent and blocks.x > 1:  # columns
         return tiling
-    length = sizes.points(kernel.inner)
+    if length > COMBO_STEPS[0] and _contiguous_across(kernel, list(distinct_touches(kernel, graph, sizes)), sizes):
+        x = min(blocks.x, max(FEWEST_COLUMNS, 2 * COMBO_POINTS // blocks.r))
+        return replace(tiling, blocks=replace(blocks, x=x, warps=THREADS // 32))
     r = next((step for step in COMBO_STEPS if length <= step), COMBO_STEPS[-1])
     return replace(tiling, blocks=Blocks(x=COMBO_POINTS // r, r=r, warps=THREADS // 32), persistent=False)
 

@@ -95,7 +95,10 @@ def _possible(problem: Problem, kind: Kind, limits: Limits) -> bool:
         span = problem.option("dilation")[k] * (taps - 1) + 1
         if problem.size(f"s{k}") + 2 * problem.option("padding")[k] < span:
             return False
-    shapes = (*kind.shapes(problem), kind.result(problem))
+    try:
+        shapes = (*kind.shapes(problem), kind.result(problem))
+    except RuntimeError:  # what a transposed convolution is padded by can be more than its result has
+        return False
     if any(0 in shape or math.prod(shape) > limits.elements for shape in shapes):
         return False
     return kind.multiplications(problem) <= limits.multiplications

@@ -292,3 +292,33 @@ def test_adam_step_on_a_gpu(shapes: list[tuple[int, ...]]) -> None:
         adam(*expected)
         compiled(*actual)
     torch.testing.assert_close(actual, expected)
+
+
+def test_members_with_short_sums_have_steps_as_short() -> None:
+    """The gradients of keys and values that are shared by two query heads each: no tile is mostly beyond the end of its rows."""
+
+    def f(keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
+        return keys.sum(2), values.sum(2)
+
+    grown = [r(2, 4, 2, 64, 32) for _ in range(2)]
+    made = plan(f, *grown)
+    [step] = batches(made)
+    for one in choose_combo_tiles(step, made.graph, Sizes(made.graph.size_hints), Gpu()):
+        assert (one.blocks.r, one.blocks.warps) == (2, 4)
+    check(f, *grown)
+
+
+@pytest.mark.parametrize("count", [24, 48])
+def test_members_with_columns_keep_their_tiles(count: int) -> None:
+    """Columns of neighbours are read in whole sectors, and as long as they are."""
+
+    def f(a: Tensor, b: Tensor) -> tuple[Tensor, Tensor]:
+        return a.sum(1), b.sum(1)
+
+    tall = [r(64, count, 96) for _ in range(2)]
+    made = plan(f, *tall)
+    [step] = batches(made)
+    for one in choose_combo_tiles(step, made.graph, Sizes(made.graph.size_hints), Gpu()):
+        assert one.blocks.r < 2 * count
+        assert one.blocks.x >= 16
+    check(f, *tall)
