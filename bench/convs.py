@@ -179,10 +179,10 @@ def depthwise_filters(g: Tensor, x: Tensor, w: Tensor, stride: int = 1) -> Tenso
     """The gradient of depthwise filters alone, of two dimensions, or causal ones along one, of which a slice was taken."""
     taps, rank = w.shape[-1], w.dim() - 2
     causal = rank == 1
-    made, padding = (F.pad(g, (0, taps - 1)), taps - 1) if causal else (g, taps // 2)
-    met = x if causal else x[:, :, : g.shape[2] * stride, : g.shape[3] * stride]
+    cut = tuple(slice((n - 1) // stride + 1) for n in x.shape[2:])  # of shrunk images
+    made, padding = (F.pad(g, (0, taps - 1)), taps - 1) if causal else (g[:, :, *cut], taps // 2)
     how = [stride] * rank, [padding] * rank, [1] * rank, False, [0] * rank, x.shape[1], [False, True, False]
-    found: Tensor = torch.ops.aten.convolution_backward(made, met, w, None, *how)[1]
+    found: Tensor = torch.ops.aten.convolution_backward(made, x, w, None, *how)[1]
     return found
 
 
