@@ -166,7 +166,27 @@ def trained_conv_bn_relu(x: Tensor, w: Tensor, gain: Tensor, shift: Tensor) -> T
 
 
 def trained_depthwise(x: Tensor, w: Tensor, gain: Tensor, shift: Tensor) -> Tensor:
-    return F.silu(trained_bn(F.conv2d(x, w, padding=1, groups=x.shape[1]), gain, shift))
+    return F.silu(trained_bn(F.conv2d(x, w, padding=w.shape[-1] // 2, groups=x.shape[1]), gain, shift))
+
+
+def trained_depthwise_norm(x: Tensor, w: Tensor, b: Tensor, gain: Tensor, shift: Tensor) -> Tensor:
+    y = F.conv2d(x, w, b, padding=w.shape[-1] // 2, groups=x.shape[1]).permute(0, 2, 3, 1)
+    return F.layer_norm(y, (y.shape[-1],), gain, shift)
+
+
+def depthwise_filters(g: Tensor, x: Tensor, w: Tensor, stride: int = 1) -> Tensor:
+    """The gradient of depthwise filters alone, of two dimensions, or causal ones along one, of which a slice was taken."""
+    taps, rank = w.shape[-1], w.dim() - 2
+    causal = rank == 1
+    cut = tuple(slice((n - 1) // stride + 1) for n in x.shape[2:])  # of shrunk images
+    made, padding = (F.pad(g, (0, taps - 1)), taps - 1) if causal else (g[:, :, *cut], taps // 2)
+    how = [stride] * rank, [padding] * rank, [1] * rank, False, [0] * rank, x.shape[1], [False, True, False]
+    found: Tensor = torch.ops.aten.convolution_backward(made, x, w, None, *how)[1]
+    return found
+
+
+def strided_depthwise_filters(g: Tensor, x: Tensor, w: Tensor) -> Tensor:
+    return depthwise_filters(g, x, w, stride=2)
 
 
 def trained_causal_conv1d(x: Tensor, w: Tensor, b: Tensor) -> Tensor:
@@ -220,6 +240,32 @@ PATTERNS = (
             (image(32, 144, 56, 56), filters(144, 1, 3, 3), *vectors(144, 2)), trains=True),
     Pattern("train: causal conv1d silu", trained_causal_conv1d,
             (Given((8, 2048, 2048), last=False), Given((2048, 1, 4), last=False), *vectors(2048, 1)), trains=True),
+    Pattern("train: causal conv1d silu, channels last", trained_causal_conv1d,
+            (image(8, 1536, 2048), filters(1536, 1, 4), *vectors(1536, 1)), trains=True),
+    Pattern("train: depthwise 5x5 bn silu", trained_depthwise,
+            (image(64, 240, 28, 28), filters(240, 1, 5, 5), *vectors(240, 2)), trains=True),
+    Pattern("train: depthwise 7x7 layer_norm", trained_depthwise_norm,
+            (image(32, 96, 56, 56), filters(96, 1, 7, 7), *vectors(96, 3)), trains=True),
+    Pattern("filters: causal conv1d", depthwise_filters,
+            (Given((8, 1536, 2048), last=False), Given((8, 1536, 2048), last=False), Given((1536, 1, 4), last=False))),
+    Pattern("filters: causal conv1d, channels last", depthwise_filters,
+            (image(8, 1536, 2048), image(8, 1536, 2048), filters(1536, 1, 4))),
+    Pattern("filters: depthwise 3x3", depthwise_filters,
+            (image(32, 144, 56, 56), image(32, 144, 56, 56), filters(144, 1, 3, 3))),
+    Pattern("filters: depthwise 3x3 stride 2", strided_depthwise_filters,
+            (image(32, 144, 56, 56), image(32, 144, 112, 112), filters(144, 1, 3, 3))),
+    Pattern("filters: depthwise 3x3 contiguous", depthwise_filters,
+            (Given((32, 144, 56, 56), last=False), Given((32, 144, 56, 56), last=False), Given((144, 1, 3, 3), last=False))),
+    Pattern("filters: depthwise 3x3 late contiguous", depthwise_filters,
+            (Given((32, 960, 7, 7), last=False), Given((32, 960, 7, 7), last=False), Given((960, 1, 3, 3), last=False))),
+    Pattern("filters: depthwise 5x5", depthwise_filters,
+            (image(64, 240, 28, 28), image(64, 240, 28, 28), filters(240, 1, 5, 5))),
+    Pattern("filters: depthwise 7x7", depthwise_filters,
+            (image(32, 96, 56, 56), image(32, 96, 56, 56), filters(96, 1, 7, 7))),
+    Pattern("filters: depthwise 7x7 late", depthwise_filters,
+            (image(32, 768, 7, 7), image(32, 768, 7, 7), filters(768, 1, 7, 7))),
+    Pattern("filters: depthwise 7x7 contiguous", depthwise_filters,
+            (Given((32, 96, 56, 56), last=False), Given((32, 96, 56, 56), last=False), Given((96, 1, 7, 7), last=False))),
     Pattern("train: silu(group_norm) conv3x3", group_norm_silu_conv,
             (image(8, 320, 32, 32), filters(320, 320, 3, 3), *vectors(320, 1), image(8, 320, 32, 32), *vectors(320, 2)),
             trains=True),

@@ -13,8 +13,8 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
@@ -28,13 +28,18 @@ from kgen.ir.values import Value
 from kgen.lowering import fallback
 from kgen.lowering.builder import Builder
 from kgen.lowering.contraction import loaded, result_rounding
-from kgen.lowering.few_terms import are_few, written_out
+from kgen.lowering.few_terms import LEAST_POINTS, MOST_COST, are_few, written_out
+from kgen.lowering.layout import store_with
 from kgen.lowering.pointwise import add
 from kgen.lowering.tensor import Tensor, at, indices, reindex
 
 _REASON = "contraction without a template"
 # Where the call for gradients is told which of them it computes.
 _OUTPUT_MASK = 10
+# Of filters whose gradient is a reduction for each tap: taps in all and along a dimension, and results of each channel.
+MOST_TAPS, MOST_TAPS_ALONG, MOST_MULTIPLES = 64, 8, 4
+# Dimensions of images with positions along one of them.
+RANK_ALONG_ONE = 3
 
 
 @dataclass(frozen=True, slots=True)
@@ -242,7 +247,9 @@ def convolution(
         sizes = b.symbols.sizes(b.current.meta["val"].shape)
         total = (image_of if transposed else made_by)(shape, sizes, tuple(x.sizes))
         if not transposed and _is_short(b, shape, total, x, weight, b.current.args[0]):
-            value = vs.substitute(_written_out(b, total, x, weight), dict(zip(total.out_vars, indices(sizes), strict=True)))
+            value = vs.substitute(
+                _written_out(total, (x, weight), b.realize), dict(zip(total.out_vars, indices(sizes), strict=True))
+            )
             return Tensor(sizes, x.dtype, x.device, value)
         addend = None if bias is None else at(bias, [total.out_vars[1].expr()])
         wrap = partial(_contraction, b, total, (x, weight), positions=(0, 1), addend=addend)
@@ -268,13 +275,13 @@ def _reads_channels_side_by_side(b: Builder, x: Tensor) -> bool:
     return False
 
 
-def _written_out(b: Builder, total: Sum, x: Tensor, weight: Tensor) -> Value:
+def _written_out(total: Sum, tensors: tuple[Tensor, Tensor], realize: Callable[[Tensor], Tensor]) -> Value:
     """The terms of a short sum, one after the other."""
 
     def term(x: Tensor, weight: Tensor) -> Value:
         return vs.call("mul", total.left.of(at(x, total.left.index)), total.right.of(at(weight, total.right.index)))
 
-    return written_out(total.reduced, term, (x, weight), b.realize)
+    return written_out(total.reduced, term, tensors, realize)
 
 
 def convolution_backward(
@@ -282,12 +289,23 @@ def convolution_backward(
     transposed: bool, output_padding: Any, groups: int, output_mask: Any,
 ) -> Any:  # fmt: skip
     """The gradients of the image, the filters and the bias, each a node of its own; the library has one call for all."""
+    shape = shape_of(weight, x, stride, padding, dilation, groups)
+    if shape is not None and not transposed and _are_few_columns(b, shape, x, gradient):
+        gradient = _beside(b, gradient, b.current.args[1])
     args = (
         gradient, x, weight, bias_sizes, stride, padding, dilation, transposed, output_padding, groups, output_mask
     )  # fmt: skip
-    shape = shape_of(weight, x, stride, padding, dilation, groups)
     wrap = None if shape is None else partial(_gradients, b, shape, (gradient, x, weight), transposed)
     return fallback.extern(b, b.current, args, {}, _REASON, wrap)
+
+
+def _beside(b: Builder, gradient: Tensor, image: Any) -> Tensor:
+    """The gradient of a result along one dimension with its channels side by side where those of the image are, if it has to be
+    stored: autograd puts what it is a slice of in order, and layouts are chosen for images of two dimensions and more."""
+    if gradient.rank != RANK_ALONG_ONE or image.meta["val"].stride(1) != 1 or b.as_view(gradient) is not None:
+        return gradient
+    _, channels, positions = gradient.sizes
+    return store_with(gradient, (channels * positions, ix.ONE, channels), b.stored_operand, b)
 
 
 def _gradients(
@@ -295,33 +313,91 @@ def _gradients(
 ) -> ir.Node | tuple[ir.Node, ...]:
     """A node for each gradient that somebody reads."""
     shared = ir.SharedCall(call, _OUTPUT_MASK)
-    made = tuple(
-        make(b, shape, tensors, transposed, shared)
-        for make, out in zip(_GRADIENTS, call.outs, strict=True) if out is not None
-    )  # fmt: skip
-    return made if any(ir.is_contraction(node) or isinstance(node, ir.Pointwise) for node in made) else call
+    wanted = [out is not None for out in call.outs]
+    made = (make(b, shape, tensors, transposed, shared) for make, one in zip(_GRADIENTS, wanted, strict=True) if one)
+    return tuple(node for nodes in made for node in nodes) if any(wanted[:2]) else call
 
 
 Tensors = tuple[Tensor, Tensor, Tensor]
+Nodes = tuple[ir.Node, ...]
 
 
-def _of_image(b: Builder, shape: Shape, tensors: Tensors, transposed: bool, shared: ir.SharedCall) -> ir.Node:
+def _of_image(b: Builder, shape: Shape, tensors: Tensors, transposed: bool, shared: ir.SharedCall) -> Nodes:
     gradient, x, weight = tensors
     total = (made_by if transposed else image_of)(shape, tuple(x.sizes), tuple(gradient.sizes))
     out = shared.call.outs[0]
     if not transposed and out is not None and _is_short(b, shape, total, gradient, weight, b.current.args[1]):
-        return ir.Pointwise(out, total.out_vars, _written_out(b, total, gradient, weight), b.origin)
-    return _contraction(b, total, (gradient, weight), shared.giving(shared.call.outs[:1]), (0, 2), shared=shared)
+        realize = _realize(shared.call, {gradient: 0, weight: 2})
+        return (ir.Pointwise(out, total.out_vars, _written_out(total, (gradient, weight), realize), b.origin),)
+    return (_contraction(b, total, (gradient, weight), shared.giving(shared.call.outs[:1]), (0, 2), shared=shared),)
 
 
-def _of_filters(b: Builder, shape: Shape, tensors: Tensors, transposed: bool, shared: ir.SharedCall) -> ir.Contraction:
+def _of_filters(b: Builder, shape: Shape, tensors: Tensors, transposed: bool, shared: ir.SharedCall) -> Nodes:
     gradient, x, _ = tensors
     image, made, positions = (gradient, x, (0, 1)) if transposed else (x, gradient, (1, 0))
     total = filters_of(shape, tuple(image.sizes), tuple(made.sizes))
-    return _contraction(b, total, (image, made), shared.giving(shared.call.outs[1:2]), positions, shared=shared)
+    out = shared.call.outs[1]
+    if out is not None and _are_few_columns(b, shape, image, made):
+        terms = _terms(total, (image, made), _realize(shared.call, {gradient: 0, x: 1}))
+        return _tap_by_tap(b, total, out, terms)
+    return (_contraction(b, total, (image, made), shared.giving(shared.call.outs[1:2]), positions, shared=shared),)
 
 
-def _of_bias(b: Builder, _shape: Shape, tensors: Tensors, _transposed: bool, shared: ir.SharedCall) -> ir.Node:
+def _are_few_columns(b: Builder, shape: Shape, image: Tensor, made: Tensor) -> bool:
+    """Whether the gradient of a depthwise convolution's filters on a GPU is a reduction for each tap along a dimension. Matrix
+    units have nothing to multiply there, and a library reads the image and the gradient once for each tap."""
+    taps = [size.as_int() or 0 for size in shape.filters[2:]]
+    multiplier, points = shape.made.as_int() or 0, made.numel().as_int()
+    plain = image.dtype == made.dtype and image.dtype.is_floating_point and b.on_gpu(image.device)
+    depthwise = shape.filters[1] == 1 and shape.groups > 1 and 1 <= multiplier <= MOST_MULTIPLES
+    few = 2 <= math.prod(taps) <= MOST_TAPS and max(taps) <= MOST_TAPS_ALONG
+    return plain and depthwise and few and (points is None or points >= LEAST_POINTS)
+
+
+def _tap_by_tap(b: Builder, total: Sum, out: str, terms: Sequence[Value]) -> Nodes:
+    """A reduction for each term along a dimension of taps. All read the same points of the gradient, and neighbouring ones of
+    the image, so one kernel has them. Each fills a part of the filters' gradient."""
+    along, names = _unrolled(total), tuple(b.fresh(f"{out}_tap{n}") for n in range(len(terms)))
+    whole = b.freeze(out)
+    assert whole.strides is not None
+    b.graph.buffers[out] = replace(whole, parts=names)
+    loops = tuple(ix.var(v.name, 1) if k == along else v for k, v in enumerate(total.out_vars))
+    sizes = tuple(v.extent for v in loops)
+    for n, name in enumerate(names):
+        offset = whole.strides[along] * n + whole.offset
+        b.graph.buffers[name] = replace(whole, name=name, sizes=sizes, offset=offset, alias_of=out, is_part=True)
+    return tuple(
+        ir.Reduction((name,), loops, total.reduced, "sum", term, b.origin) for name, term in zip(names, terms, strict=True)
+    )
+
+
+def _unrolled(total: Sum) -> int:
+    """The last dimension of filters that has several taps."""
+    return max(k for k, v in enumerate(total.out_vars) if k >= 2 and v.extent != 1)
+
+
+def _terms(total: Sum, tensors: tuple[Tensor, Tensor], realize: Callable[[Tensor], Tensor]) -> list[Value]:
+    """What is summed at each tap along a dimension. What is dear to compute for each of them is read from memory."""
+
+    def at_each(image: Tensor, made: Tensor) -> list[Value]:
+        term = vs.call("mul", total.left.of(at(image, total.left.index)), at(made, total.right.index))
+        return [vs.substitute(term, {tap: ix.constant(n)}) for n in range(tap.extent.as_int() or 0)]
+
+    tap = total.out_vars[_unrolled(total)]
+    inlined = at_each(*tensors)
+    return inlined if vs.total_cost(inlined) <= MOST_COST else at_each(*map(realize, tensors))
+
+
+def _realize(call: ir.Extern, positions: Mapping[Tensor, int]) -> Callable[[Tensor], Tensor]:
+    """Gives tensors as the call reads them, by their positions among its arguments: they are stored for it already."""
+
+    def realize(tensor: Tensor) -> Tensor:
+        return replace(tensor, value=loaded(call.args[positions[tensor]], tensor.indices))
+
+    return realize
+
+
+def _of_bias(b: Builder, _shape: Shape, tensors: Tensors, _transposed: bool, shared: ir.SharedCall) -> Nodes:
     """The sum of y's gradient over images and positions."""
     gradient, *_ = tensors
     out = shared.call.outs[2]
@@ -329,11 +405,11 @@ def _of_bias(b: Builder, _shape: Shape, tensors: Tensors, _transposed: bool, sha
     n, o, *positions = _loops("no", "p", tuple(gradient.sizes))
     value = at(gradient, _index(n, o, *positions))
     if all(v.extent == 1 for v in (n, *positions)):
-        return ir.Pointwise(out, (o,), vs.substitute(value, dict.fromkeys((n, *positions), ix.ZERO)), b.origin)
-    return ir.Reduction((out,), (o,), (n, *positions), "sum", value, b.origin)
+        return (ir.Pointwise(out, (o,), vs.substitute(value, dict.fromkeys((n, *positions), ix.ZERO)), b.origin),)
+    return (ir.Reduction((out,), (o,), (n, *positions), "sum", value, b.origin),)
 
 
-_GRADIENTS: tuple[Callable[[Builder, Shape, Tensors, bool, ir.SharedCall], ir.Node], ...] = (_of_image, _of_filters, _of_bias)
+_GRADIENTS: tuple[Callable[[Builder, Shape, Tensors, bool, ir.SharedCall], Nodes], ...] = (_of_image, _of_filters, _of_bias)
 
 RULES: dict[str, Callable[..., Any]] = {
     "aten.convolution": convolution,

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import random
-from dataclasses import dataclass
+from collections.abc import Callable
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -11,8 +12,8 @@ from torch import Tensor
 
 from bench.conv_problems import channels_last
 
-f32, bf16 = torch.float32, torch.bfloat16
-TOLERANCE = {f32: 2e-5, bf16: 2e-2}
+f16, f32, f64, bf16 = torch.float16, torch.float32, torch.float64, torch.bfloat16
+TOLERANCE = {f16: 3e-3, f32: 2e-5, f64: 1e-11, bf16: 2e-2}
 Numbers = tuple[int, ...]
 aten = torch.ops.aten
 
@@ -20,7 +21,8 @@ aten = torch.ops.aten
 @dataclass(frozen=True)
 class Problem:
     """An image of `batch` x (`channels` of a group x `groups`) x `lengths`; filters make `made` channels of each group. `extra`
-    is the output padding of a transposed convolution. `channels_last`: of the image and of the result's gradient."""
+    is the output padding of a transposed convolution. `channels_last`: of the image and of the result's gradient. `memory`: how
+    the image, the filters, the bias and the gradient lie, of `MEMORY`."""
 
     lengths: Numbers
     taps: Numbers
@@ -35,6 +37,7 @@ class Problem:
     extra: Numbers = ()
     channels_last: bool = False
     dtype: torch.dtype = f32
+    memory: tuple[str, ...] = ()
 
     @property
     def how(self) -> tuple[Any, ...]:
@@ -64,13 +67,14 @@ class Problem:
         generator = torch.Generator().manual_seed(sum(self.lengths) + sum(self.taps))
         x, w, b, g = (torch.randn(shape, generator=generator).to(self.dtype) for shape in shapes)
         found = [channels_last(x), w, b, channels_last(g)] if self.channels_last else [x, w, b, g]
-        return [one.to(device) for one in found]
+        made_there = [one.to(device) for one in found]
+        return [MEMORY[how](one) for how, one in zip(self.memory or ("as made",) * 4, made_there, strict=True)]
 
     def all_of_it(self, x: Tensor, w: Tensor, b: Tensor, g: Tensor) -> tuple[Tensor, ...]:
         """The result with an activation, and the gradients of image, filters and bias from what an activation's gradient
-        leaves of `g`."""
+        leaves of `g`; of `g` itself where it matters how that lies."""
         y = aten.convolution(x, w, b, *self.how)
-        passed = torch.where(g > -1, g, 0)
+        passed = g if self.memory else torch.where(g > -1, g, 0)
         return (torch.relu(y), *aten.convolution_backward(passed, x, w, list(b.shape), *self.how, [True, True, True]))
 
     def wanted(self, *args: Tensor) -> list[Tensor]:
@@ -85,10 +89,55 @@ class Problem:
             assert one.dtype == self.dtype
 
     def assert_in_eager_layout(self, got: tuple[Tensor, ...], *args: Tensor) -> None:
-        """With the strides that eager's results have, where a dimension has several elements."""
+        """With the strides that eager's results have, where a dimension has several elements. Of no images torch traces other
+        strides of the filters' gradient than it gives."""
+        if self.memory and self.batch == 0:
+            return
         for one, want in zip(got, self.all_of_it(*args), strict=True):
             both = zip(one.stride(), want.stride(), want.shape, strict=True)
             assert want.numel() == 0 or all(ours == eager for ours, eager, size in both if size > 1)
+
+
+def _with_gaps(t: Tensor) -> Tensor:
+    """Every second element of longer rows, from the second one on."""
+    wide = t.new_zeros(*t.shape[:-1], 2 * t.shape[-1] + 1)
+    wide[..., 1::2] = t
+    return wide[..., 1::2]
+
+
+def _cut_out(t: Tensor) -> Tensor:
+    """Out of the middle of a larger tensor."""
+    wide = t.new_zeros([n + 3 for n in t.shape])
+    middle = wide[tuple(slice(1, n + 1) for n in t.shape)]
+    return middle.copy_(t)
+
+
+def _reversed(t: Tensor) -> Tensor:
+    """The first dimension fastest in memory."""
+    order = range(t.dim() - 1, -1, -1)
+    return t.permute(*order).contiguous().permute(*order)
+
+
+def _expanded(dimension: int) -> Callable[[Tensor], Tensor]:
+    """One element along a dimension, read again and again."""
+    return lambda t: t.narrow(dimension % t.dim(), 0, min(1, t.shape[dimension % t.dim()])).expand(t.shape) if t.numel() else t
+
+
+def _one_element(t: Tensor) -> Tensor:
+    return t.flatten()[:1].view([1] * t.dim()).expand(t.shape) if t.numel() else t
+
+
+MEMORY: dict[str, Callable[[Tensor], Tensor]] = {
+    "as made": lambda t: t, "gaps": _with_gaps, "cut out": _cut_out, "reversed": _reversed, "one image": _expanded(0),
+    "one position": _expanded(-1), "one element": _one_element,
+}  # fmt: skip
+
+
+def laid_out(seed: int) -> Problem:
+    """A random problem of any floating type, whose tensors may be views: with gaps, in another order, or expanded."""
+    rng = random.Random(f"memory {seed}")
+    memory = tuple(rng.choice(["as made", *MEMORY]) for _ in range(4))
+    return replace(drawn(seed), dtype=rng.choice((f16, f32, f32, f64, bf16)), memory=memory)
 
 
 def drawn(seed: int) -> Problem:

@@ -310,6 +310,12 @@ GRAPHS: dict[str, Graph] = {
     ),
     "split_columns": Graph(lambda x: x.sum(0), lambda m: [m(20000, 5)], _kinds("partial")),
     # training
+    "depthwise_filters": Graph(
+        lambda x, w: F.conv2d(x, w, padding=3, groups=w.shape[0]),
+        lambda m: [m(2, 8, 33, 35), m(8, 1, 7, 7)],
+        _kinds("partial"),
+        backward=True,
+    ),
     "loss": Graph(_losses, lambda m: [m(12, 35), m.ints(35, 12), m(35)], _kinds("rows"), backward=True),
     "long_loss": Graph(_losses, lambda m: [m(12, 35), m.ints(35, 12), m(35)], _kinds("loop"), short=True, backward=True),
     "attention": Graph(

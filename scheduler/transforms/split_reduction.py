@@ -83,7 +83,7 @@ def split_reduction(kernel: Kernel, graph: ir.Graph, sizes: Sizes, gpu: Gpu) -> 
     if wanted < 2 and channel is None:
         return (kernel,)
     for whole, loop in _loops_to_cut(_by_stride(shared, graph, sizes), max(1, wanted), sizes):
-        shares = _shares(kernel, loop, min(wanted // sizes.points(whole), sizes.of(loop.extent)))
+        shares = _shares(kernel, loop, min(max(1, wanted // sizes.points(whole)), sizes.of(loop.extent)))
         if shares is None and (whole or channel is not None):
             shares = 1
         if shares is not None:

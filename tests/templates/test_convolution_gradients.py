@@ -15,7 +15,7 @@ from kgen.only import only
 from kgen.report.record import recording
 from kgen.templates.contract import Config
 from kgen.verdict import Reason
-from tests.convolution_problems import Problem, drawn
+from tests.convolution_problems import Problem, drawn, laid_out
 from tests.slow import slow_but
 
 Pick = Callable[[list[Config]], Config]
@@ -52,6 +52,33 @@ def test_random_problems_natively(first: int) -> None:
     problems = [drawn(seed) for seed in range(first, first + PER_GRAPH)]
     left = run(problems, MATMUL, lambda found: found[first // PER_GRAPH * 7 % len(found)])
     assert left == 0 or any(problem.batch == 0 for problem in problems)  # no tile is made of nothing
+
+
+@pytest.mark.cpu
+@pytest.mark.parametrize("first", slow_but(lambda n: n == 0, range(0, 320, 4)))
+def test_random_views_natively(first: int) -> None:
+    """In the default mode: tensors with gaps, in other orders and expanded, of all floating types."""
+    assert_default_is_right([laid_out(seed) for seed in range(first, first + 4)])
+
+
+@pytest.mark.interpret
+@pytest.mark.parametrize("first", slow_but(lambda n: n == 1000, range(1000, 1080, 4)))
+def test_random_views_in_the_interpreter(first: int) -> None:
+    assert_default_is_right([small(laid_out(seed)) for seed in range(first, first + 4)], gpu_interpreter=True)
+
+
+def assert_default_is_right(problems: Sequence[Problem], **options: bool) -> None:
+    torch._dynamo.reset()
+    args = [problem.args() for problem in problems]
+
+    def all_of_them(args: list[list[Tensor]]) -> list[tuple[Tensor, ...]]:
+        return [problem.all_of_it(*own) for problem, own in zip(problems, args, strict=True)]
+
+    with torch.no_grad(), kgen.config.override(cache=False, **options):
+        got = torch.compile(all_of_them, backend="kgen", fullgraph=True)(args)
+    for problem, found, own in zip(problems, got, args, strict=True):
+        problem.assert_right(found, *own)
+        problem.assert_in_eager_layout(found, *own)
 
 
 SHORT = Problem((5, 4), (3, 2), (1, 1), (1, 1), (1, 1), batch=2, channels=6, made=24)

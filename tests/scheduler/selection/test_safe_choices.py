@@ -117,6 +117,21 @@ def test_windows_that_were_measured_go_to_a_template() -> None:
     assert kernel.choice.template == "triton_conv_warp_specialized"
 
 
+def pooled_stem(x: Tensor, w: Tensor, scale: Tensor, shift: Tensor) -> Tensor:
+    y = F.conv2d(x, w, stride=2, padding=3) * scale[:, None, None] + shift[:, None, None]
+    return F.max_pool2d(F.relu(y), 3, 2, 1)
+
+
+def test_a_pool_behind_a_stem_is_a_kernel_of_its_own() -> None:
+    """Its windows read what other tiles of the convolution hold. The pool computes what is between them."""
+    plan = planned(pooled_stem, image(64, 3, 224, 224), image(64, 3, 7, 7), t(64), t(64))
+    [convolution] = matmuls(plan)
+    pool = plan.kernels[-1]
+    assert pool is not convolution
+    assert operations(pool) >= {"mul", "add", "gt"}
+    assert any(v.outcome is Outcome.ILLEGAL and v.reason is Reason.INDEX_MISMATCH for v in plan.verdicts)
+
+
 def biased(x: Tensor, w: Tensor, b: Tensor, r: Tensor) -> Tensor:
     return F.conv2d(x, w, b, padding=1) + r
 

@@ -148,3 +148,16 @@ def test_large_tensors_are_computed_again_from_rows_and_columns(images: int, sto
         out for out in made if plan.graph.buffers[out].sizes[-1].as_int() == 512 == plan.graph.buffers[out].sizes[-2].as_int()
     ]
     assert len(large) == stored
+
+
+def of_channels(x: Tensor) -> Tensor:
+    return x.sum((0, 2, 3, 4))
+
+
+@pytest.mark.interpret
+def test_short_runs_of_few_points_are_one_share() -> None:
+    """Images are the fastest loop, three of them: each has partial results, and there is no work for several shares."""
+    x = torch.randn(6, 9, 10, 2, 3).permute(4, 3, 2, 1, 0)
+    partial, _ = planned(of_channels, torch.empty_strided(x.shape, x.stride())).kernels
+    assert [v.extent.as_int() for v in partial.outer] == [1, 2, 3]
+    assert error(compiled(of_channels, x), of_channels(x.double())) < 1e-6
