@@ -6,6 +6,8 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
+import torch
+
 from kgen.ir import index as ix
 from kgen.ir import values as vs
 from kgen.ir.index import Atom, Expr, Var
@@ -37,9 +39,10 @@ class Middle:
 
     @property
     def factor(self) -> float:
-        """The positive number that the function multiplies by at last, -inf staying what it is; 1 where there is none. The
-        maximum of a row may be found before, and an exponential of another base takes both factors at once."""
-        return _factored(self.value)[0] if self.normalised is not None else 1.0
+        """The positive number that the function multiplies by at last, -inf and 0 staying what they are; 1 where there is none.
+        The maximum of a row may be found before, and an exponential of another base takes both factors at once. The sum of a
+        contraction may be multiplied in place of its elements."""
+        return _factored(self.value)[0]
 
     @property
     def mask(self) -> Value | None:
@@ -81,10 +84,10 @@ class Middle:
         """The function where the mask holds."""
         return self.function(masked=False)
 
-    def function(self, scaled: bool = True, masked: bool = True) -> Value:
+    def function(self, scaled: bool = True, masked: bool = True, into: torch.dtype | None = None) -> Value:
         """The function, without `factor` where not `scaled`, and as if `mask`, or the condition of `fill`, held where not
-        `masked`."""
-        value = self.value if scaled or self.normalised is None else _factored(self.value)[1]
+        `masked`. What is to be rounded to the type `into` is not rounded to it before."""
+        value = _unrounded(self.value if scaled else _factored(self.value)[1], into)
         if masked:
             return value
         fill = None if self.mask is not None else self.fill
@@ -141,6 +144,16 @@ def _factored(value: Value) -> tuple[float, Value]:
     if value.op == "add":
         return _shared(value, value.args, lambda left, right: vs.call("add", left, right))
     return 1.0, value
+
+
+def _unrounded(value: Value, kind: torch.dtype | None) -> Value:
+    """A value that is rounded to a type later, without roundings to it at last."""
+    if value.op == "round_to" and value.attr is kind:
+        return value.args[0]
+    if value.op == "where":
+        condition, *branches = value.args
+        return vs.where(condition, *(_unrounded(branch, kind) for branch in branches))
+    return value
 
 
 def _times(value: Value) -> tuple[float, Value] | None:

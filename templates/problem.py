@@ -52,6 +52,16 @@ class Input:
         ``t.expand(4, 6)`` are one value, over loops that it does not name."""
         return self.dtype, vs.over(self.value, (self.loops[axis] for axis in self.axes))
 
+    def is_array_of(self, other: Input) -> bool:
+        """Whether another operand is the same array, over loops of its own."""
+        own, others = ([one.loops[axis] for axis in one.axes] for one in (self, other))
+        if self.dtype is not other.dtype or [_extents(loops) for loops in own] != [_extents(loops) for loops in others]:
+            return False
+        mapping: dict[Atom, Expr] = {
+            v: w.expr() for loops, theirs in zip(own, others, strict=True) for v, w in zip(loops, theirs, strict=True)
+        }
+        return vs.over(vs.substitute(self.value, mapping), others) == vs.over(other.value, others)
+
     @property
     def bounded_load(self) -> Value | None:
         """The load that it is, of that very type, but zero where a condition of its own does not hold, as the padding of a
@@ -76,6 +86,10 @@ class Input:
         found = [one for one in condition.args if own[0] not in one.variables()]
         own_index = [one for one in condition.args if one.op == "index" and one.attr is own[0].expr()]
         return found[0] if len(found) == len(own_index) == 1 else None
+
+
+def _extents(loops: Iterable[Var]) -> list[Expr]:
+    return [v.extent for v in loops]
 
 
 def bare_number(value: Value) -> Value:

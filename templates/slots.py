@@ -52,7 +52,9 @@ class OperandSlot:
     operands, ``{% if B.summed %}`` says whether any is, ``one.summed`` which.
 
     Of an operand that is 1 at one entry along its last axis and 0 at others (`Input.entry`), ``{{ P.entry("e", "rm", "rn") }}``
-    makes `e` the tile of these entries, integers, -1 where there is none, by the indices of the other axes."""
+    makes `e` the tile of these entries, integers, -1 where there is none, by the indices of the other axes.
+
+    ``{% if R.same_as("V") %}`` says that two operands are one array: one tile does for both."""
 
     name: str
     filler: Filler
@@ -70,6 +72,11 @@ class OperandSlot:
 
     def tile(self, name: str, *indices: Index, **how: bool | str) -> str:
         return "\n".join(self.filler.tile(self.name, self.number, name, indices, **how))
+
+    def same_as(self, other: str) -> bool:
+        """Whether it is the same array as another operand: a tile of that is one of this, too."""
+        inputs = self.filler.problem.members[self.number]
+        return inputs[self.name].is_array_of(inputs[other])
 
     def entry(self, name: str, *indices: Index, **how: bool | str) -> str:
         return "\n".join(self.filler.entry(self.name, self.number, name, indices, **how))

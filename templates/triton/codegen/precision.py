@@ -3,7 +3,7 @@ that the hardware's functions do."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 from kgen.ir import nodes as ir
 from kgen.ir import ops
@@ -13,6 +13,8 @@ from kgen.ir.values import Value
 
 # What turns a number into something that a last bit can change altogether.
 _DECIDES = ("eq", "ne", "lt", "le", "gt", "ge", "floor", "ceil", "trunc", "round", "floordiv", "truncdiv", "remainder", "fmod")
+# Floats that no arithmetic has made of others.
+_AS_THEY_ARE = ("load", "const", "step", "where", "neg", "abs", "minimum", "maximum")
 
 
 def exact_values(statements: Sequence[Statement], graph: ir.Graph) -> set[Value]:
@@ -34,6 +36,12 @@ def exact_values(statements: Sequence[Statement], graph: ir.Graph) -> set[Value]
         found.update(set(closure).difference(_fading(s, maxima)))
         wanted.update(load.attr[0] for load in closure if load.op == "load" and not _is_narrow(graph, load.attr[0]))
     return found
+
+
+def are_arithmetic(values: Iterable[Value]) -> bool:
+    """Whether any of these is a float of which a multiplication that is rounded together with an addition might be part. What
+    is compared may be a position, or a number as it is in memory."""
+    return any(value.dtype.is_floating_point and value.op not in _AS_THEY_ARE for value in values)
 
 
 def _exact_factors(s: Statement) -> list[Value]:

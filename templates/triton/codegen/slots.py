@@ -20,6 +20,7 @@ from kgen.templates.middle import Middle
 from kgen.templates.problem import Input, Problem
 from kgen.templates.render import clean
 from kgen.templates.slots import Index, OperandSlot, ResultSlot, Segment
+from kgen.templates.triton.codegen.powers import in_powers_of_two
 from kgen.templates.triton.codegen.runs import Run, Runs, runs_of
 from kgen.templates.triton.codegen.table import TRITON_TYPES, literal
 from kgen.templates.triton.codegen.tile import Dimension, Folded, Parameters, TileEmitter
@@ -76,6 +77,16 @@ class Within:
 
 
 EVERYWHERE = Within()
+
+
+@dataclass(frozen=True, slots=True)
+class Shown:
+    """What the next step sees of a step: without its last factor where not `scaled`, without its mask where not `masked`, and
+    without roundings to the type of the operand `into`, if there is one."""
+
+    scaled: bool = True
+    masked: bool = True
+    into: str = ""
 
 
 @dataclass(slots=True)
@@ -251,17 +262,17 @@ class Slots:
             lines += emitter.finish()
         return lines
 
-    def apply(
-        self, step: str, text: str, indices: Sequence[Index], scaled: bool = True, masked: bool = True, inside: str = ""
-    ) -> list[str]:
-        """Makes of the tile `text` of a step's sums what the next step sees of them, but for its factor where not `scaled`, and
-        for its mask where not `masked`. Tiles of several steps, ``"left right"``, are made into the first one."""
+    def apply(self, step: str, text: str, indices: Sequence[Index], inside: str = "", **how: Any) -> list[str]:
+        """Makes of the tile `text` of a step's sums what the next step sees of them, but for what the author makes himself
+        (`Shown`). Tiles of several steps, ``"left right"``, are made into the first one."""
+        shown = Shown(**how)
         middle = self.problem.middles[step]
         emitter = self.emitter(middle.axes, indices, self.problem.loops, {}, within=Within(inside))
         emitter.suffix, emitter.behind = f"_{step}", True
         name, *_ = names = text.split()
         emitter.locals |= {one: (tile, emitter.level) for one, tile in zip(middle.steps, names, strict=True)}
-        value = emitter._tile(middle.function(scaled, masked))
+        kind = self.problem.inputs[shown.into].dtype if shown.into else None
+        value = emitter._tile(in_powers_of_two(middle.function(shown.scaled, shown.masked, kind), emitter.exact))
         along, past = (middle.summed, "0.0") if middle.normalised is None else (middle.normalised, "float('-inf')")
         if along in emitter.masked():
             value = f"tl.where({emitter.inside(along)}, {value}, {past})"

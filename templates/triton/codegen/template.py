@@ -19,7 +19,7 @@ from kgen.templates.triton.codegen.gluon_handles import Barriers
 from kgen.templates.triton.codegen.gluon_handles import names as names_of
 from kgen.templates.triton.codegen.gluon_slots import GluonSlots
 from kgen.templates.triton.codegen.launch import aligned, compile_options
-from kgen.templates.triton.codegen.precision import exact_values
+from kgen.templates.triton.codegen.precision import are_arithmetic, exact_values
 from kgen.templates.triton.codegen.slots import Slots
 from kgen.templates.triton.codegen.table import TRITON_TYPES
 from kgen.templates.triton.codegen.tile import Parameters
@@ -156,8 +156,8 @@ class _Part:
 
     @property
     def precise(self) -> bool:
-        """Whether any value must be as exact as eager's."""
-        return self.exact or any(exact_values(p.kernel.statements, p.graph) for p in self.problems)
+        """Whether any value must be as exact as eager's that is rounded at all."""
+        return self.exact or any(are_arithmetic(exact_values(p.kernel.statements, p.graph)) for p in self.problems)
 
     @property
     def programs(self) -> Expr:

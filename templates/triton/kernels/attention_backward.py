@@ -13,6 +13,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
+import torch
+
 from kgen.ir.program import MatrixSizes
 from kgen.templates.attention_programs import GRADIENT, GRADIENT_OF_SCORES, GRADIENT_OF_TABLE, GRADIENT_OF_VALUES
 from kgen.templates.base import KernelTemplate, Resources
@@ -54,12 +56,15 @@ LEAST_SIDE = 16
 
 @dataclass(frozen=True, slots=True)
 class Facts:
-    """Elements of tiles along the axes of heads, powers of two."""
+    """Elements of tiles along the axes of heads, powers of two. Gradients of scores are rounded to the type of the operand
+    `into`, and their sums are multiplied by `factor` at last."""
 
     d: int
     v: int
     e: int = 0
     c: int = 0
+    into: str = ""
+    factor: float = 1.0
 
 
 class _Recomputing(KernelTemplate):
@@ -132,7 +137,9 @@ class AttentionBackward(_Recomputing):
 
     def facts(self, problems: Sequence[Problem], config: Config) -> Facts:
         [problem] = problems
-        return Facts(config.BLOCK_D, config.BLOCK_V, 1 if _is_sum(problem) else config.BLOCK_E)
+        if _is_sum(problem):  # in float32
+            return Facts(config.BLOCK_D, config.BLOCK_V, 1)
+        return Facts(config.BLOCK_D, config.BLOCK_V, config.BLOCK_E, into="R", factor=_last_factor(problem))
 
 
 @template(
@@ -208,6 +215,11 @@ class AttentionBackwardTable(_Recomputing):
     def resources(self, problem: Problem, config: Config) -> Resources:
         found, sums = super().resources(problem, config), config.BLOCK_M * config.BLOCK_C // (WARP * config.WARPS)
         return replace(found, shared=problem.device.shared + 1) if sums > SUMS_OF_THREAD else found
+
+
+def _last_factor(problem: Problem) -> float:
+    """What the sums of scores' gradients are multiplied by in place of these. In float16 it keeps them in range."""
+    return 1.0 if problem.inputs["R"].dtype is torch.float16 else problem.middles["dscores"].factor
 
 
 def _is_sum(problem: Problem) -> bool:

@@ -14,7 +14,7 @@ import kgen
 from kgen.build import triton
 from kgen.cost import model
 from kgen.device import Device
-from kgen.ir.plan import Kernel, members
+from kgen.ir.plan import ComboKernel, Kernel, members
 from kgen.only import Only, only
 from kgen.rendered.gpu_kernel import TritonKernel
 from kgen.scheduler import Options
@@ -36,6 +36,8 @@ from tests.attention_gradients import (
     gradients,
     more_of,
 )  # fmt: skip
+from tests.attention_plans import training_plans
+from tests.attention_spellings import SPELLINGS
 from tests.codegen import rendered
 from tests.kernels import plans
 
@@ -125,6 +127,34 @@ def launches(
         assert isinstance(launch, TritonKernel)
         made[config] = launch
     return problem, made
+
+
+@pytest.mark.parametrize(("dtype", "factor"), [(bf16, True), (f16, False)])
+def test_sums_are_multiplied_in_place_of_scores(dtype: torch.dtype, factor: bool) -> None:
+    """By the last factor, which keeps numbers of float16 in range where they are. What the sum is of, which is an operand of
+    the scores as well, is read once, gradients of scores are rounded once, and multiplications are rounded together with what
+    is added to them."""
+    one = gradients_in_one_launch(dtype)
+    for part in one.source.split("@triton.jit")[1:3]:
+        loops = part.split("for n0 in")[1:]
+        assert ("acc *= 0.25" in part) == factor
+        assert all("r = v" in loop for loop in loops)
+        assert all("lib.approximate_exp2(" in loop for loop in loops)
+        assert all(loop.count("tl.load(") == 4 for loop in loops)  # two tiles, and two numbers of each row
+        assert all(loop.count("lib.rounded_to") + loop.count("lib.round_to") == 1 + (not factor) for loop in loops)
+    assert ("enable_fp_fusion", True) in one.options
+    assert ("enable_fp_fusion", False) in gradients_in_one_launch(f32).options
+
+
+def gradients_in_one_launch(dtype: torch.dtype) -> TritonKernel:
+    """Those of queries and of keys, of attention with a prefix."""
+    spelling = SPELLINGS["prefix"]
+    args = [one.requires_grad_() for one in spelling.arguments(96, 16, dtype)]
+    _, backward = training_plans(spelling.function, *args)
+    [step] = [one for one in backward.kernels if isinstance(one, ComboKernel)]
+    launch = rendered(step, backward, "kernel", Options(gpu_everywhere=True)).launch
+    assert isinstance(launch, TritonKernel)
+    return launch
 
 
 @pytest.mark.ptx
