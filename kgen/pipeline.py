@@ -87,6 +87,7 @@ def lower(gm: GraphModule, info: GraphInfo, config: Config) -> tuple[GraphModule
         info.name, config.numerics, info.shape_env, info.in_inputs, frozenset(config.fallback), info.static_inputs,
         info.frozen_inputs, config.gpu_interpreter, operators, config.inlining, failed, config.top_k,
         torch.are_deterministic_algorithms_enabled(),
+        frozenset(range(len(torch_adapter.output_values(gm)))) - info.user_visible,
     )  # fmt: skip
     paths = paths_in(gm, info.paths)
     name_calls(gm, paths)

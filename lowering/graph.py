@@ -47,7 +47,7 @@ CHEAP_FROM_INDICES = 60
 @dataclass(slots=True)
 class LoweringContext:
     """What `lower` needs besides the graph: `in_inputs` are the positions of outputs that the caller gets as views of inputs,
-    `forced` operator names that run in eager, `failed` nodes that do, with the reason, `static_inputs` positions of
+    `flexible_results` of those that may have any dense layout (what is saved for a backward graph), `forced` operator names that run in eager, `failed` nodes that do, with the reason, `static_inputs` positions of
     parameters and buffers, `frozen_inputs` of those whose elements stay as they are."""
 
     name: str = "graph"
@@ -63,6 +63,7 @@ class LoweringContext:
     failed: Mapping[str, str] = field(default_factory=dict)
     top_k: str = "auto"  # who finds the largest elements of rows: kernels, the library, or who is faster
     deterministic: bool = False  # `torch.use_deterministic_algorithms`
+    flexible_results: frozenset[int] = field(default_factory=frozenset)
 
 
 def lower(gm: GraphModule, context: LoweringContext) -> ir.Graph:
@@ -82,7 +83,7 @@ class _Lowering:
         self.position = 0
         self.nested: dict[Expr, int] = {}  # nested ints, and where they are among the arguments
         self.on_gpu: set[vs.Value] = set()  # values that kernels on a GPU can compute
-        self.results = Results(self.builder, context.in_inputs, origin_of)
+        self.results = Results(self.builder, context.in_inputs, context.flexible_results, origin_of)
 
     def run(self) -> ir.Graph:
         self.builder.owners = owners_of_results(self.gm)

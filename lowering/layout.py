@@ -11,7 +11,7 @@ from torch.fx import Node
 
 from kgen.ir import index as ix
 from kgen.ir import values as vs
-from kgen.ir.nodes import Sizes, TensorArg, dense_strides
+from kgen.ir.nodes import Buffer, Sizes, TensorArg, dense_strides
 from kgen.lowering.builder import Builder, is_dense, is_storable, without
 from kgen.lowering.tensor import Tensor, axes
 
@@ -42,14 +42,21 @@ def store_with(tensor: Tensor, wanted: Sizes | None, copy: Callable[[Tensor], Te
     return replace(made, sizes=tensor.sizes)
 
 
+def covers(buffer: Buffer, view: TensorArg) -> bool:
+    """Whether the view is all of a buffer whose layout is open."""
+    return (
+        buffer.strides is None
+        and view.vars == axes(buffer.sizes)
+        and all(e is v.expr() for e, v in zip(view.index, view.vars, strict=True))
+    )
+
+
 def fix_strides(b: Builder, view: TensorArg, wanted: Sizes | None) -> bool:
     """Whether the view has the strides, fixing the layout of its buffer so that it does when that is still open."""
     if wanted is None:
         return True
     buffer = b.graph.buffers[view.buffer]
-    if buffer.strides is None and view.vars == axes(buffer.sizes) and all(
-        e is v.expr() for e, v in zip(view.index, view.vars, strict=True)
-    ) and is_dense(buffer.sizes, wanted):  # fmt: skip
+    if covers(buffer, view) and is_dense(buffer.sizes, wanted):
         b.freeze(view.buffer, wanted)
         return True
     linear = ix.linearize(view.index, dense_strides(buffer))

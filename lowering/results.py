@@ -17,8 +17,8 @@ from kgen.capture.operators import owner_of
 from kgen.ir import index as ix
 from kgen.ir.index import Expr
 from kgen.ir.nodes import Buffer, Origin, Sizes, TensorArg, dense_strides
-from kgen.lowering.builder import Builder, is_storable
-from kgen.lowering.layout import fix_strides, store_with
+from kgen.lowering.builder import Builder, is_dense, is_storable
+from kgen.lowering.layout import covers, fix_strides, store_with
 from kgen.lowering.mutation import newest, plain_load, root_of
 from kgen.lowering.tensor import Tensor, axes, indices
 
@@ -34,10 +34,11 @@ def owners_of_results(gm: GraphModule) -> frozenset[Node]:
 @dataclass(slots=True)
 class Results:
     """Places the results of one graph, in order. `in_inputs` are positions of results that a caller gets as views of an input,
-    whatever storage tracing shows."""
+    whatever storage tracing shows, `flexible` those of results that may have any dense layout."""
 
     builder: Builder
     in_inputs: frozenset[int]
+    flexible: frozenset[int]
     origin_of: Callable[[Node], Origin]
     owners: dict[str, Node] = field(default_factory=dict)  # storages that are results already -> whose they are in eager
     placed: dict[Node, TensorArg] = field(default_factory=dict)  # a node returned twice is one tensor
@@ -45,12 +46,30 @@ class Results:
     def place(self, result: Node, position: int) -> TensorArg:
         if position in self.in_inputs:
             return self._in_input(result) or self._once(result)
+        if position in self.flexible and result not in self.placed and (found := self._with_any_strides(result)) is not None:
+            self.placed[result] = found
         return self._once(result)
 
     def _once(self, result: Node) -> TensorArg:
         if result not in self.placed:
             self.placed[result] = self._placed(result)
         return self.placed[result]
+
+    def _with_any_strides(self, result: Node) -> TensorArg | None:
+        """The result in a buffer whose layout stays open. None where it is a view, or has gaps or repeated elements in eager."""
+        tensor = self.builder.env.get(result)
+        if owner_of(result) is not result or result.op == "placeholder" or not isinstance(tensor, Tensor):
+            return None
+        value = result.meta["val"]
+        if not _is_strided(value) or not is_dense(tensor.sizes, wanted := self._geometry(result)[1]):
+            return None
+        if plain_load(tensor) is None:
+            self._begin(result, wanted)
+            tensor = self.builder.env[result] = self.builder.copy(tensor)
+        view = self.builder.as_view(tensor)
+        if view is None or not covers(self.builder.graph.buffers[view.buffer], view) or not self._may_share(view, result):
+            return None
+        return view
 
     def _placed(self, result: Node) -> TensorArg:
         owner = owner_of(result)
