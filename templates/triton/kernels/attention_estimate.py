@@ -45,13 +45,13 @@ class Counts:
     longest: float
 
 
-def unmeasured(problem: Problem, head: int) -> str | None:
-    """Why nothing is known of a problem with heads padded to so many elements."""
+def unmeasured(problem: Problem, head: int, measured: tuple[int, ...] = MEASURED) -> str | None:
+    """Why nothing is known of a problem with heads padded to so many elements; the template has `measured` others."""
     unlike = calibration.of_half_on_hopper(problem)
     if unlike is not None:
         return unlike
-    if head not in MEASURED or (min(problem.size("m"), problem.size("n")) < FEWEST and not _streams(problem)):
-        return f"no GPU has measured it on other heads than {MEASURED}, or on fewer than {FEWEST} rows or keys"
+    if head not in measured or (min(problem.size("m"), problem.size("n")) < FEWEST and not _streams(problem)):
+        return f"no GPU has measured it on other heads than {measured}, or on fewer than {FEWEST} rows or keys"
     if any(one.load is None and vs.loads([one.value]) for one in problem.inputs.values()):  # numbers cost nothing
         return "no GPU has measured it on operands that are computed"
     return None
