@@ -45,7 +45,7 @@ class Counts:
     longest: float
 
 
-def unmeasured(problem: Problem, head: int, streaming: bool = True) -> str | None:
+def unmeasured(problem: Problem, head: int, *, streaming: bool = True) -> str | None:
     """Why nothing is known of a problem with heads padded to so many elements. Templates that are not `streaming` were never
     measured on few rows."""
     unlike = calibration.of_half_on_hopper(problem)
