@@ -9,6 +9,7 @@ from functools import cache
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from bench import attention
@@ -57,21 +58,30 @@ def _flex_keys(bias: Tensor) -> Callable[..., Tensor]:
     return lambda s, b, h, m, n: s + bias[h, n]
 
 
+def biased_by_library(q: Tensor, k: Tensor, v: Tensor, bias: Tensor) -> Tensor:
+    """A bias of heads and keys is the same for all rows."""
+    return F.scaled_dot_product_attention(q, k, v, attn_mask=bias if bias.dim() == 3 else bias[:, None, :])
+
+
 PATTERNS = (
     attention.HALF("train causal 128", attention.causal, (4, 16, 4096, 4096, 128), library=by_library(),
                    flex=attention.flex_causal, quick=True),
     attention.HALF("train causal 64", attention.causal, (8, 12, 1024, 1024, 64), library=by_library(),
                    flex=attention.flex_causal, quick=True),
+    attention.HALF("train causal 256", attention.causal, (2, 16, 2048, 2048, 256), library=by_library(),
+                   flex=attention.flex_causal),
     attention.HALF("train softcap", attention.softcap, (2, 16, 2048, 2048, 128),
                    flex=by_flex(attention._flex_cap, attention._flex_causal), quick=True),
-    attention.of("train bias", biased, (8, 12, 1024, 1024, 64), Given((12, 1024, 1024)), flex=by_flex(_flex_bias), quick=True),
+    attention.of("train bias", biased, (8, 12, 1024, 1024, 64), Given((12, 1024, 1024)), library=biased_by_library,
+                 flex=by_flex(_flex_bias), quick=True),
     attention.of("train T5", attention.t5, (8, 12, 1024, 1024, 64), Given((12, attention.BUCKETS)),
                  flex=by_flex(attention._flex_table, scale=1.0)),
     attention.HALF("train causal bias", causal_and_biased, (8, 12, 1024, 1024, 64), Given((12, 1024, 1024)),
                    flex=by_flex(_flex_bias, attention._flex_causal)),
     attention.HALF("train slopes", sloped, (2, 16, 2048, 2048, 128), Given((16,)),
                    flex=by_flex(_flex_slopes, attention._flex_causal), quick=True),
-    attention.of("train key bias", key_biased, (8, 12, 1024, 1024, 64), Given((12, 1024)), flex=by_flex(_flex_keys)),
+    attention.of("train key bias", key_biased, (8, 12, 1024, 1024, 64), Given((12, 1024)), library=biased_by_library,
+                 flex=by_flex(_flex_keys)),
     attention.HALF("train grouped", attention.grouped, (2, 32, 2048, 2048, 128), shared=attention.SHARED,
                    library=by_library(gqa=True), flex=by_flex(mask=attention._flex_causal, gqa=True)),
 )  # fmt: skip

@@ -5,9 +5,9 @@ python -m bench.gpu_decode --json out/decode.json                         # all 
 python -m bench.gpu_decode --only dense "paged 64" --parts 1 2 4 --most 3 --seconds 2
 python -m bench.gpu_decode --device cpu --shrink 64 --only dense          # tries the command out
 
-The cases have 32 sequences of 8192 keys, 32 query heads of 128 elements, 8 key heads. Each configuration of `triton_attention`
-runs with each number of `--parts` of the softmax. Bytes are those of the keys and values that count, read once; the copy's
-rate, of bytes read and written, comes from the same run. `--smoke` times nothing (`bench/smoke.py`).
+The cases have 32 sequences of 8192 keys, 32 query heads of 128 elements, 8 key heads; some have fewer. Each configuration of
+`triton_attention` runs with each number of `--parts` of the softmax. Bytes are those of the keys and values that count, read
+once; the copy's rate, of bytes read and written, comes from the same run. `--smoke` times nothing (`bench/smoke.py`).
 """
 
 from __future__ import annotations
@@ -61,6 +61,23 @@ def paged(q: Tensor, k: Tensor, v: Tensor, lengths: Tensor, table: Tensor) -> Te
     return with_lengths(q, gathered(k, table), gathered(v, table), lengths)
 
 
+def updated(q: Tensor, k: Tensor, v: Tensor, new_k: Tensor, new_v: Tensor, place: Tensor) -> Tensor:
+    """With the step's own keys and values, which go to one place of all sequences first."""
+    k.index_copy_(2, place, new_k)
+    v.index_copy_(2, place, new_v)
+    keep = torch.arange(k.shape[2], device=k.device) <= place[:, None]
+    return F.scaled_dot_product_attention(q, k, v, attn_mask=keep, enable_gqa=True)
+
+
+def paged_and_updated(q: Tensor, k: Tensor, v: Tensor, lengths: Tensor, table: Tensor, *new: Tensor) -> Tensor:
+    """The same of pages, in which each sequence has a slot, the last of what is `new`."""
+    new_k, new_v, slots = new
+    heads, size = k.shape[2:]
+    k.view(-1, heads, size).index_copy_(0, slots, new_k)
+    v.view(-1, heads, size).index_copy_(0, slots, new_v)
+    return paged(q, k, v, lengths, table)
+
+
 def flex(q: Tensor, k: Tensor, v: Tensor, lengths: Tensor | None = None, table: Tensor | None = None) -> Tensor:
     """FlexAttention, which takes a length as a function of the score."""
     from torch.nn.attention.flex_attention import flex_attention
@@ -79,13 +96,14 @@ def flex(q: Tensor, k: Tensor, v: Tensor, lengths: Tensor | None = None, table: 
 @dataclass(frozen=True)
 class Case:
     """Sequences, heads of queries and of keys, rows, keys, elements of a head; pages of so many keys, 0: none. With `ragged`
-    sequences have between half and all of the keys."""
+    sequences have between half and all of the keys. With `new` keys and values these go to the cache in the same graph."""
 
     name: str
     function: Function
     sizes: tuple[int, int, int, int, int, int] = (32, 32, 8, 1, 8192, 128)
     page: int = 0
     ragged: bool = False
+    new: bool = False
 
     def shrunk(self, by: int) -> Case:
         batch, heads, shared, rows, keys, size = self.sizes
@@ -102,11 +120,20 @@ class Case:
         q = random(batch, heads, rows, size)
         if not self.page:
             args = [q, random(batch, shared, keys, size), random(batch, shared, keys, size)]
+            if self.new:
+                own = [random(batch, shared, rows, size) for _ in range(2)]
+                return [*args, *own, torch.arange(keys - rows, keys, device=device)]
             return [*args, self.lengths(device, seed)] if self.ragged else args
         pages = keys // self.page
         table = torch.randperm(batch * pages, generator=generator, device=device).reshape(batch, pages)
         k, v = (random(batch * pages, self.page, shared, size) for _ in range(2))
-        return [q, k, v, self.lengths(device, seed), table]
+        lengths = self.lengths(device, seed)
+        args = [q, k, v, lengths, table]
+        if self.new:
+            last = lengths - 1
+            slots = table.gather(1, (last // self.page)[:, None])[:, 0] * self.page + last % self.page
+            args += [*(random(batch, shared, size) for _ in range(2)), slots]
+        return args
 
     def lengths(self, device: str, seed: int) -> Tensor:
         batch, keys = self.sizes[0], self.sizes[4]
@@ -128,6 +155,11 @@ CASES = (
     Case("paged 64", paged, page=64),
     Case("paged 128", paged, page=128),
     Case("paged lengths", paged, page=64, ragged=True),
+    Case("updated", updated, new=True),
+    Case("paged updated", paged_and_updated, page=64, new=True),
+    Case("short sequence", dense, (1, 32, 8, 1, 8192, 128)),
+    Case("short paged", paged, (1, 32, 8, 1, 8192, 128), page=16),
+    Case("few short", dense, (4, 32, 8, 1, 2048, 128)),
 )
 SMOKE = (
     Case("dense", dense, (2, 16, 2, 1, 1024, 128)),
@@ -137,6 +169,8 @@ SMOKE = (
     Case("lengths", with_lengths, (3, 8, 2, 1, 2048, 128), ragged=True),
     Case("paged 16", paged, (2, 16, 2, 1, 1024, 128), page=16),
     Case("paged 128", paged, (2, 16, 2, 1, 2048, 128), page=128, ragged=True),
+    Case("updated", updated, (2, 16, 4, 3, 1024, 64), new=True),
+    Case("paged updated", paged_and_updated, (2, 16, 2, 1, 1024, 128), page=16, new=True),
 )
 
 
@@ -149,7 +183,8 @@ def with_kgen(case: Case, pick: Pick, parts: int, device: str) -> tuple[Function
 
 def contenders(case: Case, args: Sequence[Tensor], options: argparse.Namespace) -> Iterator[tuple[str, Function, Any]]:
     yield "eager", case.function, nullcontext()
-    yield "flex", torch.compile(copy_of(flex), fullgraph=True), quiet()
+    if not case.new:
+        yield "flex", torch.compile(copy_of(flex), fullgraph=True), quiet()
     yield "inductor", torch.compile(copy_of(case.function), fullgraph=True), quiet()
     known = {"cache": False, "gpu_interpreter": options.device == "cpu"}
     yield "kgen", torch.compile(copy_of(case.function), backend="kgen", fullgraph=True, options=known), nullcontext()

@@ -348,19 +348,21 @@ class _Rewrite:
         return lse
 
     def _weights(self, lse: Node) -> Node:
-        """No weight is more than 1, however the log-sum-exp of large scores was rounded."""
+        """No weight is more than 1, however the log-sum-exp of large scores was rounded, nor more than its share of a row that
+        was filled. Both are one bound of the exponent, a number of the row."""
         value = lse.meta["val"]
         with self.graph.inserting_before(self.softmax.weights):
             shifted = self._call(aten.sub.Tensor, self.softmax.scores, lse)
-            power = self._call(aten.exp.default, self._call(aten.clamp_max.default, shifted, 0.0))
             filled = self._call(aten.lt.Scalar, lse, FILLED)
             count = self.softmax.scores.meta["val"].shape[-1]
-            equal, one = (
-                self._call(aten.full.default, [], number, dtype=value.dtype, device=value.device) for number in (1 / count, 1.0)
+            share, whole = (
+                self._call(aten.full.default, [], number, dtype=value.dtype, device=value.device)
+                for number in (-math.log(count), 0.0)
             )
-            part = self._call(aten.where.self, filled, equal, one)
-            weights = self._call(aten.mul.Tensor, power, part)
-        for node in (shifted, *power.all_input_nodes, power, filled, equal, one, part, weights):
+            bound = self._call(aten.where.self, filled, share, whole)
+            bounded = self._call(aten.minimum.default, shifted, bound)
+            weights = self._call(aten.exp.default, bounded)
+        for node in (shifted, filled, share, whole, bound, bounded, weights):
             _recomputed(node)
         return weights
 

@@ -307,6 +307,21 @@ def test_gradients_of_biases_are_templates_by_default_where_these_were_measured(
     assert ("triton_attention_backward_scores" in templates(backward)) == taken
 
 
+def masked(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    rows, columns = torch.arange(q.shape[-2])[:, None], torch.arange(k.shape[-2])
+    return ((q @ k.mT) * 0.125).masked_fill(columns > rows, -math.inf).softmax(-1) @ v
+
+
+@pytest.mark.parametrize("head", [64, 128])
+def test_gradients_of_causal_attention_are_templates_by_default(head: int) -> None:
+    """These make half of the tiles, and matmuls all of them. Scores that matmuls compute again would be stored twice."""
+    args = [torch.zeros(2, 8, 512, head, dtype=torch.bfloat16, requires_grad=True) for _ in range(3)]
+    _, backward = training_plans(masked, *args, default=True)
+    assert [one for one in templates(backward) if "attention" in one] == [
+        "triton_attention_backward_values", "triton_attention_backward", "triton_attention_backward",
+    ]  # fmt: skip
+
+
 def distances(q: Tensor, k: Tensor, v: Tensor, table: Tensor) -> Tensor:
     rows, columns = torch.arange(q.shape[-2])[:, None], torch.arange(k.shape[-2])
     return (q @ k.mT + table[:, (columns - rows).clamp(-16, 15) + 16]).softmax(-1) @ v

@@ -36,11 +36,11 @@ def in_powers_of_two(value: Value, exact: Set[Value]) -> Value:
 
 def _scaled(value: Value) -> Value | None:
     """A value times the logarithm of e, where that is no more work."""
-    if value.op == "minimum" and value.args[1].op == "const" and value.args[1].attr == 0:
-        inner = _scaled(value.args[0])
-        return None if inner is None else vs.call("minimum", inner, value.args[1])
-    if value.op != "sub" or any(one.op == "step" for one in vs.topological([value.args[1]])):
+    if value.op not in ("minimum", "sub") or any(one.op == "step" for one in vs.topological([value.args[1]])):
         return None
+    if value.op == "minimum":
+        inner = _scaled(value.args[0])
+        return None if inner is None else vs.call("minimum", inner, _times(value.args[1], LOG2_E))
     left = _multiple(value.args[0])
     return None if left is None else vs.call("sub", left, _times(value.args[1], LOG2_E))
 
@@ -61,4 +61,10 @@ def _multiple(value: Value) -> Value | None:
 
 
 def _times(value: Value, number: float) -> Value:
+    """The value times a number: of one number or another it is one of two others."""
+    if value.op == "const":
+        return vs.const(value.attr * number, value.dtype)
+    if value.op == "where" and all(one.op == "const" for one in value.args[1:]):
+        condition, *numbers = value.args
+        return vs.where(condition, *(_times(one, number) for one in numbers))
     return vs.call("mul", value, vs.const(number, value.dtype))

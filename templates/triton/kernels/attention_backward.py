@@ -37,9 +37,9 @@ EXACT = {
 }
 # 32-bit registers of a thread besides those of tiles, the most that it has, and threads of a warp.
 OTHER_REGISTERS, WARP = 72, 32
-# Share of the peak rate of dots by rows, columns and warps of a tile, of others a guess, and seconds of a launch (H100,
-# 2026-11-26, bench.gpu_attention --backward: forward and backward passes of three patterns with heads of 64 and 128).
-DOTS = {(64, 64, 4): 0.28, (64, 32, 4): 0.26, (128, 64, 8): 0.2, (64, 64, 8): 0.18, (32, 32, 4): 0.17}
+# Share of the peak rate of dots of tiles that are made, by rows, columns and warps of a tile, of others a guess, and seconds of
+# a launch (H200, 2026-11-26, bench.gpu_attention --backward: train bias, train causal bias, train slopes).
+DOTS = {(64, 64, 4): 0.3, (64, 32, 4): 0.29, (128, 64, 8): 0.26, (64, 64, 8): 0.21, (32, 32, 4): 0.18}
 OTHER_DOTS, LAUNCH = 0.1, 4e-6
 
 
@@ -101,7 +101,8 @@ class _Recomputing(KernelTemplate):
     def seconds(self, problem: Problem, config: Config) -> float:
         moved = sum(problem.bytes_read(name) for name in problem.inputs) + problem.epilogue_bytes
         dots = DOTS.get((config.BLOCK_M, config.BLOCK_N, config.WARPS), OTHER_DOTS)
-        return LAUNCH + max(problem.flops / problem.rate / dots, moved / problem.device.bandwidth)
+        share = attention_estimate.made_share(problem, config, problem.template.implements.middles[-1])
+        return LAUNCH + max(share * problem.flops / problem.rate / dots, moved / problem.device.bandwidth)
 
     def is_measured(self, sizes: MatrixSizes, arch: int) -> bool:
         return not self._of_scores and attention_estimate.is_measured(sizes, arch)

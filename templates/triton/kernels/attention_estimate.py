@@ -45,12 +45,13 @@ class Counts:
     longest: float
 
 
-def unmeasured(problem: Problem, head: int, measured: tuple[int, ...] = MEASURED) -> str | None:
-    """Why nothing is known of a problem with heads padded to so many elements; the template has `measured` others."""
+def unmeasured(problem: Problem, head: int, measured: tuple[int, ...] = MEASURED, *, streaming: bool = True) -> str | None:
+    """Why nothing is known of a problem with heads padded to so many elements; the template has `measured` others. Templates that
+    are not `streaming` were never measured on few rows."""
     unlike = calibration.of_half_on_hopper(problem)
     if unlike is not None:
         return unlike
-    if head not in measured or (min(problem.size("m"), problem.size("n")) < FEWEST and not _streams(problem)):
+    if head not in measured or (min(problem.size("m"), problem.size("n")) < FEWEST and not (streaming and _streams(problem))):
         return f"no GPU has measured it on other heads than {measured}, or on fewer than {FEWEST} rows or keys"
     if any(one.load is None and vs.loads([one.value]) for one in problem.inputs.values()):  # numbers cost nothing
         return "no GPU has measured it on operands that are computed"
@@ -120,10 +121,16 @@ def _slot_cost(problem: Problem, masked: bool) -> int:
     return vs.total_cost([problem.middles["scores"].function(scaled=False, masked=masked)])
 
 
+def made_share(problem: Problem, config: Config, step: str) -> float:
+    """The share of a step's tiles that are made: of a causal mask about one half."""
+    counts = _counts(problem, config, False, step)
+    return min(1.0, (counts.masked + counts.whole) / math.ceil(problem.size("n") / config.BLOCK_N))
+
+
 @memoised_at_sizes
-def _counts(problem: Problem, config: Config, filled: bool) -> Counts:
+def _counts(problem: Problem, config: Config, filled: bool, step: str = "scores") -> Counts:
     """At some tiles of rows, the tiles of scores that are made; where `filled`, without those of a finite number."""
-    runs, rows = runs_of(problem, "scores", config, filled=filled), math.ceil(problem.size("m") / config.BLOCK_M)
+    runs, rows = runs_of(problem, step, config, filled=filled), math.ceil(problem.size("m") / config.BLOCK_M)
     sampled = sorted({k * (rows - 1) // max(1, min(SAMPLES, rows) - 1) for k in range(min(SAMPLES, rows))})
     found: list[tuple[float, float]] = []
     for tile in sampled:

@@ -148,7 +148,8 @@ class WarpSpecializedAttention(KernelTemplate):
         return attention_estimate.is_measured(sizes, arch)
 
     def uncalibrated(self, problem: Problem) -> str | None:
-        return attention_estimate.unmeasured(problem, max(padded_length(problem.size(axis)) for axis in "dv"), MEASURED)
+        longest = max(padded_length(problem.size(axis)) for axis in "dv")
+        return attention_estimate.unmeasured(problem, longest, MEASURED, streaming=False)
 
 
 def _longest(problem: Problem) -> int:

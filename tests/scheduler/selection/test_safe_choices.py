@@ -212,6 +212,46 @@ def test_few_queries_take_the_template_where_keys_set_the_time(batch: int, keys:
     assert templates[:1] == (["triton_attention"] if streams else [])
 
 
+def step_of_decoding(q: Tensor, k: Tensor, v: Tensor, new_k: Tensor, new_v: Tensor, place: Tensor) -> Tensor:
+    k.index_copy_(2, place, new_k)
+    v.index_copy_(2, place, new_v)
+    inside = torch.arange(k.shape[2]) <= place[:, None]
+    return F.scaled_dot_product_attention(q, k, v, attn_mask=inside, enable_gqa=True)
+
+
+def step_on_pages(q: Tensor, k: Tensor, v: Tensor, new_k: Tensor, new_v: Tensor, slots: Tensor, table: Tensor) -> Tensor:
+    size = k.shape[2:]
+    k.view(-1, *size).index_copy_(0, slots, new_k)
+    v.view(-1, *size).index_copy_(0, slots, new_v)
+    keys, values = (c[table].reshape(len(table), -1, *size).transpose(1, 2) for c in (k, v))
+    return F.scaled_dot_product_attention(q, keys, values, enable_gqa=True)
+
+
+@pytest.mark.parametrize("rows", [1, 4, 16])
+def test_a_step_of_decoding_copies_no_cache(rows: int) -> None:
+    """New keys and values are written where they belong, in one kernel. The attention is that of the template that was measured
+    on few rows."""
+    cache, new = (t(32, 8, 4096, 128) for _ in range(2)), (t(32, 8, rows, 128) for _ in range(2))
+    plan = planned(step_of_decoding, t(32, 32, rows, 128), *cache, *new, t(rows, dtype=torch.int64))
+    assert_no_cache_is_copied(plan)
+
+
+@pytest.mark.parametrize("page", [16, 64])
+def test_a_step_on_pages_gathers_no_cache(page: int) -> None:
+    cache, new = (t(32 * 4096 // page, page, 8, 128) for _ in range(2)), (t(32, 8, 128) for _ in range(2))
+    slots, table = t(32, dtype=torch.int64), t(32, 4096 // page, dtype=torch.int64)
+    assert_no_cache_is_copied(planned(step_on_pages, t(32, 32, 1, 128), *cache, *new, slots, table))
+
+
+def assert_no_cache_is_copied(plan: Schedule) -> None:
+    update, attention = plan.kernels
+    assert len(plan.steps) == 2
+    assert all(s.kind == "scatter" or s.op == "set" for one in members(update) for s in one.statements)
+    assert isinstance(attention, Kernel)
+    assert attention.choice is not None
+    assert attention.choice.template == "triton_attention"
+
+
 def capped(q: Tensor, k: Tensor, v: Tensor, slopes: Tensor) -> Tensor:
     rows, columns = torch.arange(q.shape[2])[:, None], torch.arange(k.shape[2])
     s = 20 * torch.tanh(q @ k.mT / 20) + slopes[:, None, None] * (columns - rows)

@@ -16,11 +16,13 @@ from tests.templates.test_masks import KEPT, LOOPS, S, T, c, minus, number, row,
 
 HALVES = times(S, c(0.5))
 CAPPED = vs.call("tanh", S)
+BOUND = vs.where(vs.call("lt", row("lse"), c(1.0)), c(-math.log(9)), c(0.0))
 MADE = {
     "multiple": weight(HALVES),
     "quotient": weight(vs.call("truediv", S, c(8.0))),
     "element": weight(S),
     "not below zero": vs.call("exp", minus(HALVES, row("lse"))),
+    "bounded by the row": vs.call("exp", vs.call("minimum", minus(HALVES, row("lse")), BOUND)),
     "masked otherwise": weight(vs.where(vs.call("not", KEPT), c(-math.inf), S)),
     "masked": times(weight(vs.where(KEPT, HALVES, c(-math.inf))), minus(T, row("delta"))),
 }
