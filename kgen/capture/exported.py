@@ -248,8 +248,8 @@ def _is_plain(metadata: ViewAndMutationMeta) -> bool:
 
 def _weights(program: ExportedProgram, inputs: Sequence[Weight | Argument]) -> dict[str, torch.Tensor]:
     """The module's tensors that the graph gets, without gradients."""
-    held = {**program.constants, **program.state_dict}
-    return {one.name: held[one.name].detach() for one in inputs if isinstance(one, Weight)}
+    tensors = {**program.constants, **program.state_dict}
+    return {one.name: tensors[one.name].detach() for one in inputs if isinstance(one, Weight)}
 
 
 # ---- sizes -------------------------------------------------------------------------------------------------------------

@@ -314,21 +314,21 @@ def test_what_cannot_be_exported_is_said(tmp_path: Path) -> None:
 
 class Custom(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
-        return torch.ops.kgen_tests.exported_twice(x) + 1  # type: ignore[no-any-return]
+        return torch.ops.kgen_tests.exported_double(x) + 1  # type: ignore[no-any-return]
 
 
 def test_operators_of_libraries(tmp_path: Path) -> None:
     """Another process must define them first, and is told so."""
     library = torch.library.Library("kgen_tests", "FRAGMENT")
-    library.define("exported_twice(Tensor x) -> Tensor")
-    library.impl("exported_twice", lambda x: x * 2, "CPU")
-    torch.library.register_fake("kgen_tests::exported_twice", torch.empty_like, lib=library)
+    library.define("exported_double(Tensor x) -> Tensor")
+    library.impl("exported_double", lambda x: x * 2, "CPU")
+    torch.library.register_fake("kgen_tests::exported_double", torch.empty_like, lib=library)
     program = exported(Custom(), tmp_path / "program", (torch.ones(4),))
     torch.testing.assert_close(program(torch.ones(4)), torch.full((4,), 3.0))
     script = f"import kgen; kgen.load({str(tmp_path / 'program')!r})"
     environment = {**os.environ, "PYTHONPATH": str(ROOT)}
     done = subprocess.run([sys.executable, "-c", script], env=environment, capture_output=True, text=True, check=False)
-    assert "OperatorNotLoaded: the exported program calls kgen_tests::exported_twice" in done.stderr
+    assert "OperatorNotLoaded: the exported program calls kgen_tests::exported_double" in done.stderr
 
 
 def test_a_module_that_asks_whether_a_size_is_one(tmp_path: Path) -> None:
