@@ -28,6 +28,7 @@ from torch.fx import GraphModule, Node
 from torch.utils.checkpoint import CheckpointPolicy
 
 from kgen.capture import torch_adapter
+from kgen.capture.seeds import seeds
 
 __all__ = ["KINDS", "RULES", "replace_random"]
 
@@ -169,7 +170,7 @@ class _Writer:
         if device not in self.seeds:
             first = next(n for n in self.graph.nodes if n.op != "placeholder")
             with self.graph.inserting_before(first):
-                made = self.graph.call_function(torch.ops.kgen.seeds.default, (1, device))
+                made = self.graph.call_function(seeds, (1, device))
             like = self.node.meta["val"]
             made.meta = {"val": torch_adapter.fake_like(like, (1,), torch.int64), "recompute": CheckpointPolicy.MUST_SAVE}
             self.seeds[device], self.used[device] = made, 0
