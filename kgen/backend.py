@@ -288,6 +288,7 @@ def kgen_backend(
     with _without_collections():
         passes, watching, shared = Passes(config), watch.current_calls(), shared_views(example_inputs)
         given = GraphModule(gm, copied_graph(gm)) if watching is not None or shared else gm
+        numbers = torch_adapter.numbers_known(gm)
         nothing: tuple[Verdict, ...] = ()
         verdicts = passes.attempt(rewrite, gm, nothing)
         made = torch_adapter.capture(
@@ -295,7 +296,7 @@ def kgen_backend(
             example_inputs,
             compile_graph=partial(passes.compile_graph, verdicts),
             joint_pass=passes.before_partitioning,
-            cache_key=(*_cache_key(config), shared) if _is_cached(config, verdicts) else None,
+            cache_key=(*_cache_key(config), shared, numbers) if _is_cached(config, verdicts) else None,
         )
         if shared and may_write():
             made = SameStorages(made, given, shared)
