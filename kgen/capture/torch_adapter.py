@@ -51,8 +51,8 @@ if TYPE_CHECKING:
     from kgen.verdict import Verdict
 
 __all__ = [
-    "GraphInfo", "capture", "copied_graph", "fake_like", "fake_result", "hint", "numbers_known", "output_strides", "output_values",
-    "stride_order",
+    "GraphInfo", "capture", "copied_graph", "fake_like", "fake_result", "hint", "numbers_known", "output_strides",
+    "output_values", "stride_order",
 ]  # fmt: skip
 
 
@@ -284,8 +284,8 @@ def _report_output_strides(strides: aot_cache.Strides) -> None:
 
 
 def numbers_known(gm: GraphModule) -> tuple[float, ...]:
-    """The values that the symbolic floats of Dynamo's graph have while it is traced. Tracing may take one for a constant. Dynamo
-    guards it then, but AOTAutograd's key does not have it."""
+    """The values that the symbolic floats of Dynamo's graph have while it is traced. Tracing may take one for a constant:
+    Dynamo guards it then, but AOTAutograd's key does not have it."""
     values = (node.meta.get("example_value") for node in gm.graph.nodes)
     floats = (value.node for value in values if isinstance(value, torch.SymFloat))
     return tuple(float(node.hint) for node in floats if node.has_hint())
