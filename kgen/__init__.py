@@ -20,6 +20,8 @@ if TYPE_CHECKING:  # the same names, for type checkers
     from kgen.commands.explain import explain as explain
     from kgen.door import compile as compile
     from kgen.door import control_flow as control_flow
+    from kgen.exporting import export as export
+    from kgen.host.exported import load as load
     from kgen.ir import plan as _plan
     from kgen.option_list import list_options as list_options
     from kgen.report.coverage import coverage as coverage
@@ -86,10 +88,12 @@ _PUBLIC = {
     "elementwise": "kgen.templates.pattern:elementwise",
     "errors": "kgen.errors",
     "explain": "kgen.commands.explain:explain",
+    "export": "kgen.exporting:export",
     "forbid_fused": "kgen.verdict:forbid_fused",
     "host_value": "kgen.templates.contract:host_value",
     "knob": "kgen.templates.contract:knob",
     "list_options": "kgen.option_list:list_options",
+    "load": "kgen.host.exported:load",
     "loops": "kgen.templates.loop_contract:loops",
     "operator": "kgen.templates.pattern:operator",
     "operand": "kgen.templates.contract:operand",

@@ -284,16 +284,11 @@ def kgen_backend(
     Raises UnknownMode, UnknownOption, UnknownVariable, UnknownOperator or BadOptionValue;
     torch wraps them in its BackendCompilerFailed."""
     asked = {**options, **unknown} if isinstance(options, Mapping) and unknown else options or unknown
-    config = configuration.from_call(mode, asked)
-    _check_operators(config)
-    if config.debug is None:  # TORCH_COMPILE_DEBUG=1
-        config = replace(config, debug=torch_adapter.debug_folder())
-    if config.template_packages:
-        registry.load_packages()
-    cpp.prepare(on_cpu=not any(isinstance(x, torch.Tensor) and x.is_cuda for x in example_inputs))
+    config = ready_to_compile(mode, asked, not any(isinstance(x, torch.Tensor) and x.is_cuda for x in example_inputs))
     with _without_collections():
-        passes, watching, shared = _Passes(config), watch.current_calls(), shared_views(example_inputs)
+        passes, watching, shared = Passes(config), watch.current_calls(), shared_views(example_inputs)
         given = GraphModule(gm, copied_graph(gm)) if watching is not None or shared else gm
+        numbers = torch_adapter.numbers_known(gm)
         nothing: tuple[Verdict, ...] = ()
         verdicts = passes.attempt(rewrite, gm, nothing)
         made = torch_adapter.capture(
@@ -301,11 +296,25 @@ def kgen_backend(
             example_inputs,
             compile_graph=partial(passes.compile_graph, verdicts),
             joint_pass=passes.before_partitioning,
-            cache_key=(*_cache_key(config), shared) if _is_cached(config, verdicts) else None,
+            cache_key=(*_cache_key(config), shared, numbers) if _is_cached(config, verdicts) else None,
         )
         if shared and may_write():
             made = SameStorages(made, given, shared)
     return made if watching is None else watching(given, config, made)
+
+
+def ready_to_compile(mode: str | None, options: Mapping[str, Any] | None, on_cpu: bool) -> Config:
+    """The options of a call, with what compiling on the device needs on its way.
+
+    Raises UnknownMode, UnknownOption, UnknownVariable, UnknownOperator or BadOptionValue."""
+    config = configuration.from_call(mode, options)
+    _check_operators(config)
+    if config.debug is None:  # TORCH_COMPILE_DEBUG=1
+        config = replace(config, debug=torch_adapter.debug_folder())
+    if config.template_packages:
+        registry.load_packages()
+    cpp.prepare(on_cpu=on_cpu)
+    return config
 
 
 def _check_operators(config: Config) -> None:
@@ -327,7 +336,7 @@ def _is_cached(config: Config, verdicts: Sequence[Verdict]) -> bool:
 
 
 @dataclass
-class _Passes:
+class Passes:
     """The passes in front of the stages. They only make graphs faster, so one that raises is left out, with a warning."""
 
     config: Config
@@ -386,7 +395,7 @@ os.register_at_fork(after_in_child=_unlock)
 
 def compile_again(gm: GraphModule, info: GraphInfo, config: Config, known: tuple[Failure, ...] = ()) -> CompiledGraph:
     """`compile_graph` with the compiler that the configuration names, one graph at a time."""
-    with _COMPILING, _toolchain_of(config), _without_collections():
+    with _COMPILING, toolchain_of(config), _without_collections():
         watching = watch.current()
         if watching is not None:
             return watching(gm, info, config, partial(compile_graph, known=known))
@@ -523,7 +532,7 @@ def _without_collections() -> Iterator[None]:
         gc.enable()
 
 
-def _toolchain_of(config: Config) -> AbstractContextManager[object]:
+def toolchain_of(config: Config) -> AbstractContextManager[object]:
     """The compiler, the instruction set and the caches' folder that this call names, for stages that ask for them."""
     named: dict[str, Any] = {
         "compiler": config.compiler, "isa": config.isa, "compile_seconds": config.compile_seconds,
@@ -537,5 +546,5 @@ def _cache_key(config: Config) -> tuple[Any, ...]:
     templates among those that have been registered, and by what was measured. Where that happens while compiling, what is
     compiled is as good as the file that it leaves behind."""
     tuned = () if config.autotune else stores(config).fingerprint()
-    with _toolchain_of(config):
+    with toolchain_of(config):
         return (*configuration.code_key(config), toolchain.isa().name, registry.fingerprint(), tuned)

@@ -335,3 +335,28 @@ class NotConvertible(UserError):
 class NoSource(UserError):
     template = "kgen.control_flow needs the source of {function}: {cause}"
     hint = "define it with `def` in a file"
+
+
+class NotExportable(UserError):
+    template = "kgen.export cannot write this module to a folder: {reason}"
+    hint = "leave that part out of the module, or use kgen.compile, which compiles in the process that runs it"
+
+
+class NoExport(UserError):
+    template = "{folder} is no folder that kgen.export has written, or is damaged ({problem})"
+    hint = "export the module again"
+
+
+class ExportedElsewhere(UserError):
+    template = "the program was exported for another machine or installation: {what} was {made}, and here is {here}"
+    hint = "export it here, or for a CPU with less: kgen.export(..., options={{'isa': 'avx2'}})"
+
+
+class WrongArguments(UserError):
+    template = "the exported program does not take these arguments: {problem}, and not {expected}"
+    hint = "call it as the module, with sizes that dynamic_shapes names where they differ from the example's"
+
+
+class OperatorNotLoaded(UserError):
+    template = "the exported program calls {operator}, and this process has no such operator"
+    hint = "import the module that defines it before kgen.load"

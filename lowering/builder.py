@@ -322,9 +322,16 @@ class Builder:
             tuple((k, self.extern_tree(v)) for k, v in kwargs.items()),
             tuple(mutates), tuple(binds), effect, reason, self.origin,
         )  # fmt: skip
+        self._note_views(call)
         wrapped = wrap(call) if wrap else call
         self.graph.nodes += wrapped if isinstance(wrapped, tuple) else (wrapped,)
         return tuple(self.load(b) if b else None for b in made)
+
+    def _note_views(self, call: ir.Extern) -> None:
+        """Results that may be views read the storage of what they view: a write to it has to come after its readers."""
+        for below in ir.viewed(call)[:1]:
+            root = ir.storage_owner(self.graph.buffers, below, self.roots)
+            self.roots.update((out, root) for out in call.outs if out is not None)
 
     def extern_tree(self, tree: Any) -> Any:
         if isinstance(tree, Tensor):

@@ -35,8 +35,8 @@ from kgen.counters import counters
 from kgen.errors import KernelBuildFailed, RuntimeBuildFailed
 
 __all__ = [
-    "Unit", "broken_units", "build_unit", "build_units", "function_address", "kernel_include_dir", "launcher_library",
-    "load_library", "math_library", "precompiled_header", "prepare", "runtime_library", "wait",
+    "Unit", "broken_units", "build_unit", "build_units", "function_address", "import_runtime", "kernel_include_dir",
+    "launcher_library", "load_library", "math_library", "precompiled_header", "prepare", "runtime_library", "wait",
 ]  # fmt: skip
 
 _KERNEL_HEADER = "kgen/kernel.h"
@@ -362,6 +362,11 @@ def runtime_library() -> ModuleType:
 def _runtime(_: toolchain.Compiler) -> ModuleType:
     source = Path(__file__).parents[1] / "host" / "runtime.cpp"
     path = _once_per_machine("kgen_runtime", source, _runtime_flags(), _torch_link_flags("torch_python"))
+    return import_runtime(path)
+
+
+def import_runtime(path: Path) -> ModuleType:
+    """The native runtime at `path`."""
     return _import_extension("kgen_runtime", path)
 
 

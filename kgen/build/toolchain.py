@@ -19,7 +19,8 @@ from kgen.device import Device
 from kgen.errors import CompilerNotFound, CompilerTooOld
 
 __all__ = [
-    "Compiler", "Isa", "available", "compiler", "cpu_device", "cpu_name", "cpu_vendor", "isa", "kernel_flags",
+    "Compiler", "Isa", "available", "compiler", "cpu_device", "cpu_features", "cpu_name", "cpu_vendor", "features_of", "isa",
+    "kernel_flags",
     "kernel_link_flags", "openmp_link_flags", "register_bytes", "torch_library_dir",
 ]  # fmt: skip
 
@@ -127,8 +128,14 @@ def isa() -> Isa:
 
 
 def _dot_flags() -> tuple[str, ...]:
-    features = _cpu_features()
+    features = cpu_features()
     return tuple(f"-m{feature}" for feature in _DOT if _KERNEL_NAMES[feature] in features)
+
+
+def features_of(isa: Isa) -> frozenset[str]:
+    """The features of a CPU that code for `isa` needs, as /proc/cpuinfo names them."""
+    flags = (flag.removeprefix("-m") for flag in isa.flags if "=" not in flag)
+    return frozenset(_KERNEL_NAMES.get(feature, feature) for feature in flags)
 
 
 def available() -> tuple[str, ...]:
@@ -141,7 +148,7 @@ def available() -> tuple[str, ...]:
 def _detect() -> str:
     if platform.machine().lower() not in ("x86_64", "amd64"):
         return "generic"
-    features = _cpu_features()
+    features = cpu_features()
     if features:
         has = {name: all(_KERNEL_NAMES.get(f, f) in features for f in wanted) for name, wanted in _WANTED.items()}
         return next((name for name, present in has.items() if present), "generic")
@@ -161,7 +168,8 @@ def cpu_vendor() -> str:
     return _cpu_fact("vendor_id")
 
 
-def _cpu_features() -> frozenset[str]:
+def cpu_features() -> frozenset[str]:
+    """What this CPU has, as /proc/cpuinfo names it."""
     return frozenset(_cpu_fact("flags").split())
 
 

@@ -28,6 +28,7 @@ from torch.fx import GraphModule, Node
 from torch.utils.checkpoint import CheckpointPolicy
 
 from kgen.capture import torch_adapter
+from kgen.capture.seeds import seeds
 
 __all__ = ["KINDS", "RULES", "replace_random"]
 
@@ -36,20 +37,11 @@ aten = torch.ops.aten
 KINDS = {"rand": torch.float32, "randn": torch.float32, "randbits": torch.int64}
 
 _library = torch.library.Library("kgen", "FRAGMENT")
-_library.define("seeds(int count, Device device) -> Tensor", tags=(torch.Tag.nondeterministic_seeded,))
 _library.define("rand(SymInt[] size, Tensor seeds, int index, str kind, ScalarType dtype) -> Tensor")
-
-
-def _fake_seeds(count: int, device: torch.device) -> torch.Tensor:
-    return torch.empty(count, dtype=torch.int64, device=device)
 
 
 def _fake_rand(size: Sequence[Any], seeds: torch.Tensor, index: int, kind: str, dtype: torch.dtype) -> torch.Tensor:
     return torch.empty(size, dtype=dtype, device=seeds.device)
-
-
-def _draw_seeds(count: int, device: torch.device) -> torch.Tensor:
-    return torch.randint(-(2**63), 2**63 - 1, (count,), dtype=torch.int64, device=device)
 
 
 def _reference_rand(size: Sequence[int], seeds: torch.Tensor, index: int, kind: str, dtype: torch.dtype) -> torch.Tensor:
@@ -70,9 +62,7 @@ def _reference_rand(size: Sequence[int], seeds: torch.Tensor, index: int, kind: 
     return made.reshape(size)
 
 
-torch.library.register_fake("kgen::seeds", _fake_seeds, lib=_library)
 torch.library.register_fake("kgen::rand", _fake_rand, lib=_library)
-_library.impl("seeds", _draw_seeds, "BackendSelect")
 for _key in ("CPU", "CUDA"):
     _library.impl("rand", _reference_rand, _key)
 
@@ -180,7 +170,7 @@ class _Writer:
         if device not in self.seeds:
             first = next(n for n in self.graph.nodes if n.op != "placeholder")
             with self.graph.inserting_before(first):
-                made = self.graph.call_function(torch.ops.kgen.seeds.default, (1, device))
+                made = self.graph.call_function(seeds, (1, device))
             like = self.node.meta["val"]
             made.meta = {"val": torch_adapter.fake_like(like, (1,), torch.int64), "recompute": CheckpointPolicy.MUST_SAVE}
             self.seeds[device], self.used[device] = made, 0

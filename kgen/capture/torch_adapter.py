@@ -51,7 +51,8 @@ if TYPE_CHECKING:
     from kgen.verdict import Verdict
 
 __all__ = [
-    "GraphInfo", "capture", "copied_graph", "fake_like", "fake_result", "output_strides", "output_values", "stride_order",
+    "GraphInfo", "capture", "copied_graph", "fake_like", "fake_result", "hint", "numbers_known", "output_strides",
+    "output_values", "stride_order",
 ]  # fmt: skip
 
 
@@ -277,12 +278,20 @@ def _report_output_strides(strides: aot_cache.Strides) -> None:
     if context is None or context.output_strides is None:
         return
     for entry in strides:
-        hints = [_hint(s) for s in entry or ()]
+        hints = [hint(s) for s in entry or ()]
         known = [h for h in hints if h is not None]
         context.output_strides.append(None if entry is None or len(known) < len(hints) else tuple(known))
 
 
-def _hint(size: Any) -> int | None:
+def numbers_known(gm: GraphModule) -> tuple[float, ...]:
+    """The values that the symbolic floats of Dynamo's graph have while it is traced. Tracing may take one for a constant:
+    Dynamo guards it then, but AOTAutograd's key does not have it."""
+    values = (node.meta.get("example_value") for node in gm.graph.nodes)
+    floats = (value.node for value in values if isinstance(value, torch.SymFloat))
+    return tuple(float(node.hint) for node in floats if node.has_hint())
+
+
+def hint(size: Any) -> int | None:
     """The value that a size had in the example inputs; None for one that depends on data."""
     if not isinstance(size, torch.SymInt):
         return int(size)

@@ -9,6 +9,7 @@ from __future__ import annotations
 import ctypes
 import functools
 from collections.abc import Callable, Iterable, Sequence
+from types import ModuleType
 from typing import Any
 
 import torch
@@ -73,17 +74,20 @@ def load(
     constants: Sequence[torch.Tensor] = (),
     callables: Sequence[Callable[..., Any]] = (),
     launches: Sequence[GpuKernel] = (),
+    runtime: ModuleType | None = None,
 ) -> Callable[[list[Any]], list[Any]]:
     """A callable that takes the boxed list of inputs, clears it, and returns the list of outputs.
 
-    `libraries` hold the kernels that the program names, `launches` are its GPU kernels. The callable keeps no state between
+    `libraries` hold the kernels that the program names, `launches` are its GPU kernels. `runtime` is the native runtime, by
+    default the one of the cache. The callable keeps no state between
     calls: it may run in several threads at once. It raises InputMismatch for inputs the program was not made for, and
     TensorMapRefused for tensors that a kernel cannot reach as it was compiled to.
     """
     verify(program)
     libraries = tuple(libraries)
     addresses = [_address(name, libraries) for name in program.kernels]
-    return Encoder(program, addresses, constants, callables, launches).make(libraries)
+    encoder = Encoder(program, addresses, constants, callables, launches)
+    return encoder.make(libraries, runtime or cpp.runtime_library())
 
 
 def _address(name: str, libraries: tuple[ctypes.CDLL, ...]) -> int:
@@ -135,7 +139,7 @@ class Encoder:
                 self.tensors.update(slots_read(item), slots_defined(item))
         self.passed_on = passed_on(program)
 
-    def make(self, libraries: tuple[ctypes.CDLL, ...]) -> Callable[[list[Any]], list[Any]]:
+    def make(self, libraries: tuple[ctypes.CDLL, ...], runtime: ModuleType) -> Callable[[list[Any]], list[Any]]:
         program = self.program
         spec = (
             tuple(self.input(item) for item in program.inputs),
@@ -152,7 +156,7 @@ class Encoder:
             program.name,
             program.regions,
         )
-        runner: Callable[[list[Any]], list[Any]] = cpp.runtime_library().create(spec)
+        runner: Callable[[list[Any]], list[Any]] = runtime.create(spec)
         return runner
 
     def input(self, item: Input) -> Encoded:

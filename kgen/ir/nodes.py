@@ -528,6 +528,16 @@ def call_of(node: Node) -> Extern | None:
     return node if isinstance(node, Extern) else None
 
 
+def viewed(call: Extern) -> tuple[str, ...]:
+    """The buffers whose storage results of a torch operator may share, as its schema has it: those that it views."""
+    schema = getattr(call.target, "_schema", None)
+    if schema is None or not any(one.alias_info is not None for one in schema.returns):
+        return ()
+    given = {**dict(zip((one.name for one in schema.arguments), call.args, strict=False)), **dict(call.kwargs)}
+    seen = [given.get(one.name) for one in schema.arguments if one.alias_info is not None]
+    return tuple(arg.buffer for arg in tensor_args(seen))
+
+
 def visible(graph: Graph) -> set[str]:
     """Buffers that are needed whatever the nodes read: outputs, parts of others, and those of which others are aliases."""
     aliased = {b.alias_of for b in graph.buffers.values() if b.alias_of is not None}

@@ -43,11 +43,14 @@ def edges(graph: ir.Graph) -> list[set[int]]:
         for old in overwritten(node):
             overwriter[old] = i
     after: list[set[int]] = [set() for _ in graph.nodes]
+    below = _views_of_calls(graph)
     for i, node in enumerate(graph.nodes):
         for name in reads_of(node):
             for made in _made_by(graph, name, producer, i):
                 after[made].add(i)
             after[i].update(_overwritten_by(graph, name, producer, overwriter) - {i})
+            if name in below:
+                after[i].update(_overwritten_below(graph, name, below, overwriter, i))
     _keep_effects_in_order(graph, after)
     _add_size_edges(graph, after)
     return after
@@ -71,6 +74,26 @@ def _overwritten_by(graph: ir.Graph, name: str, producer: dict[str, int], overwr
     if name not in producer:  # another view of a storage: read it before the storage changes
         found.add(overwriter.get(graph.buffers[name].alias_of or name))
     return {i for i in found if i is not None}
+
+
+def _views_of_calls(graph: ir.Graph) -> dict[str, tuple[str, ...]]:
+    """For each result of a call that may be a view: the buffers that it may be a view of."""
+    calls = [call for call in map(ir.call_of, graph.nodes) if call is not None]
+    return {out: viewed for call in calls if (viewed := ir.viewed(call)) for out in call.outs if out is not None}
+
+
+def _overwritten_below(
+    graph: ir.Graph, name: str, below: dict[str, tuple[str, ...]], overwriter: dict[str, int], reader: int
+) -> set[int]:
+    """The later nodes that change the storage which `name` is a view of. A reader behind a write got a copy while lowering."""
+    found: set[int] = set()
+    pending = [name]
+    while pending:
+        for under in below.get(pending.pop(), ()):
+            base = graph.buffers[under].alias_of or under
+            found.update(i for i in (overwriter.get(under), overwriter.get(base)) if i is not None and i > reader)
+            pending.append(under)
+    return found
 
 
 def _keep_effects_in_order(graph: ir.Graph, after: list[set[int]]) -> None:

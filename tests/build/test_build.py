@@ -98,7 +98,7 @@ def test_isa_of_old_machines(monkeypatch):
     avx2 = {"avx2", "fma", "f16c", "bmi1", "bmi2", "popcnt", "abm"}
     try:
         for features, expected in ((avx2, "avx2"), (avx2 - {"fma"}, "generic"), ({"avx512f", *avx2}, "avx2")):
-            monkeypatch.setattr(toolchain, "_cpu_features", lambda features=features: frozenset(features))
+            monkeypatch.setattr(toolchain, "cpu_features", lambda features=features: frozenset(features))
             toolchain._detect.cache_clear()
             assert toolchain.isa().name == expected
     finally:

@@ -234,6 +234,18 @@ def test_float_argument_of_a_library_call() -> None:
 
 
 @pytest.mark.cpu
+def test_a_number_that_tracing_takes_as_it_is(tmp_path: Path) -> None:
+    """One use of a float is a tensor's, another one a constant: AOTAutograd's cache took the graph of another constant."""
+
+    def f(x: Tensor, n: float) -> tuple[Tensor, Tensor]:
+        return x * n, torch.full((2,), n)
+
+    run = torch.compile(f, backend="kgen", dynamic=True, options={"cache_dir": str(tmp_path)})
+    for n in (3.5, 5.0, -2.25):
+        assert_same(run(torch.ones(4), n), f(torch.ones(4), n))
+
+
+@pytest.mark.cpu
 @torch._dynamo.config.patch(capture_scalar_outputs=True, capture_dynamic_output_shape_ops=True)
 def test_data_dependent_sizes_and_numbers() -> None:
     def f(x: Tensor, n: Tensor) -> tuple[Tensor, ...]:

@@ -164,6 +164,40 @@ def test_memory_behind_a_view_that_a_call_made() -> None:
             torch.testing.assert_close(run(rand(5, n), rand(n)), f(rand(5, n), rand(n)))
 
 
+def read_before_a_write(x: Tensor) -> Tensor:
+    y = x.view(torch.int32) * 2
+    x[:, 2:5] = 2
+    return y.view(torch.int64)
+
+
+def read_before_two_writes(x: Tensor) -> tuple[Tensor, ...]:
+    y = x.view(torch.int32).view(torch.int16) * 3
+    x[1], x[2] = 5, 7
+    return y, y.sum()
+
+
+def read_between_writes(x: Tensor) -> Tensor:
+    found = []
+    for k in range(3):
+        found.append(x.view(torch.int32)[0] * 2)
+        x[0] = k
+    return torch.stack(found)
+
+
+def read_a_row(x: Tensor) -> Tensor:
+    y = x[1].view(torch.int32)[1:] * 3
+    x[1] = 5
+    return y
+
+
+@pytest.mark.parametrize("f", [read_before_a_write, read_before_two_writes, read_between_writes, read_a_row])
+def test_a_view_that_a_call_made_is_read_before_its_memory_is_written(f: Callable[[Tensor], Any]) -> None:
+    """A view as a dtype of another width is a call. Its readers waited for nothing, and saw what is written later."""
+    theirs, ours = (torch.arange(-12, 12).reshape(4, 6) for _ in range(2))
+    torch.testing.assert_close(compiled(f)(ours), f(theirs), rtol=0, atol=0)
+    assert torch.equal(ours, theirs)
+
+
 @pytest.mark.parametrize("dtype", [torch.uint8, torch.int8, torch.int16], ids=str)
 def test_a_widened_integer_where_a_mask_holds(dtype: torch.dtype) -> None:
     x = (torch.arange(101) - 40).to(dtype)

@@ -72,7 +72,7 @@ def test_the_option_names_the_target() -> None:
 
 
 def test_the_option_reaches_the_flags() -> None:
-    with backend._toolchain_of(config.from_call(None, {"isa": "generic"})):
+    with backend.toolchain_of(config.from_call(None, {"isa": "generic"})):
         assert toolchain.isa().name == "generic"
         assert not [flag for flag in toolchain.kernel_flags() if flag.startswith("-m")]
 
