@@ -776,7 +776,11 @@ def _no_sum(one: SummedOperand, problem: Problem) -> str | None:
     if any(ix.lower_bound(problem.extent(axis)) < 1 for axis in results):
         return "without a tile of the result nothing makes the sums"
     kept = [v for axis in operand.axes if axis in results for v in problem.loops[axis]]
-    return None if value.variables().issuperset(kept) else f"{one.operand} repeats along what its sums are of"
+    if not value.variables().issuperset(kept):
+        return f"{one.operand} repeats along what its sums are of"
+    # of an expanded tensor the sums are equal along a loop that is an axis of the other operand
+    stored = {atom for s in one.statements for e in s.store for atom in ix.free_atoms(e) if isinstance(atom, Var)}
+    return None if stored.issubset(kept) else f"the sums of {one.operand} are stored along another operand's axis"
 
 
 def _no_order(s: Statement, problem: Problem) -> str | None:

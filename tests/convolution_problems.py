@@ -72,7 +72,7 @@ class Problem:
 
     def all_of_it(self, x: Tensor, w: Tensor, b: Tensor, g: Tensor) -> tuple[Tensor, ...]:
         """The result with an activation, and the gradients of image, filters and bias from what an activation's gradient
-        leaves of `g`; of `g` itself where it matters how that lies."""
+        leaves of `g`; of `g` itself where its strides matter."""
         y = aten.convolution(x, w, b, *self.how)
         passed = g if self.memory else torch.where(g > -1, g, 0)
         return (torch.relu(y), *aten.convolution_backward(passed, x, w, list(b.shape), *self.how, [True, True, True]))

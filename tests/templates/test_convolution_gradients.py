@@ -54,6 +54,17 @@ def test_random_problems_natively(first: int) -> None:
     assert left == 0 or any(problem.batch == 0 for problem in problems)  # no tile is made of nothing
 
 
+EXPANDED = Problem(
+    (1,), (2,), (1,), (3,), (1,), batch=3, groups=3, memory=("one image", "as made", "as made", "one element")
+)  # fmt: skip
+
+
+@pytest.mark.cpu
+def test_a_bias_gradient_of_one_element_is_not_summed_with_the_filters() -> None:
+    """Its channels are an axis of the image alone: the gradient has no stride along them."""
+    run([EXPANDED], MATMUL, lambda found: found[0])
+
+
 @pytest.mark.cpu
 @pytest.mark.parametrize("first", slow_but(lambda n: n == 0, range(0, 320, 4)))
 def test_random_views_natively(first: int) -> None:

@@ -103,7 +103,7 @@ def test_integers_are_added_up_exactly(fn: Callable[..., Tensor], name: str) -> 
     ),
 )
 def test_quantised_results_are_a_step_apart_at_most(fn: Callable[..., Tensor], name: str) -> None:
-    """Where a sum lies between two steps, the order of its terms may decide."""
+    """Of a sum between two steps the order of its terms may decide."""
     args = arguments()
     want, got = fn(*args), computed(fn, name, *args)
     apart = (got.int() - want.int()).abs()
