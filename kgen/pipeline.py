@@ -174,7 +174,7 @@ def schedule(work: tuple[GraphModule, ir.Graph], info: GraphInfo, config: Config
     options = scheduler_options(graph, settled)
     if ir.any_combines(graph):  # else there is nothing to tune
         options = replace(options, oracle=_tuner(options, settled))
-    plan = make_schedule(graph, options)
+    plan = make_schedule(graph, replace(options, memo=info.memo.of(graph)))
     plan.verdicts += info.rewrites
     if any(NOTES in node.meta for node in gm.graph.nodes):
         plan.verdicts += notes(gm)
@@ -310,4 +310,5 @@ def build(work: tuple[GraphModule, Schedule, UnitPlan], info: GraphInfo, config:
         made_of = record(Record(info, plan, units, blueprint, config, scheduler_options(plan.graph, config)))
         if config.debug:
             debug.write_code(made_of, gm)
+    info.memo.clear()
     return made

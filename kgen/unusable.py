@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Hashable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -44,3 +44,22 @@ def without(found: tuple[Unusable, ...]) -> Iterator[None]:
         yield
     finally:
         FOUND.reset(token)
+
+
+@dataclass(slots=True)
+class Memo:
+    """What the scheduler has found out about one graph, kept for the attempts at it that follow and have to do without some
+    configurations. What depends on those says so in its key."""
+
+    graph: object = None
+    known: dict[Hashable, object] = field(default_factory=dict)
+
+    def of(self, graph: object) -> Memo:
+        """The memo for a graph: empty where it was another one's."""
+        if self.graph is not graph:
+            self.graph, self.known = graph, {}
+        return self
+
+    def clear(self) -> None:
+        """Forgets all, now that the graph is compiled."""
+        self.graph, self.known = None, {}

@@ -11,6 +11,7 @@ from kgen.device import Device, Gpu
 from kgen.ir import nodes as ir
 from kgen.only import Only
 from kgen.templates.capabilities import Capabilities
+from kgen.unusable import Memo
 from kgen.verdict import FusionDemand
 
 
@@ -36,6 +37,7 @@ class Options:
     fused_calls: bool = True  # the library may compute a contraction and what follows in one call
     interpreted: bool = False  # kernels for a GPU are for Triton's interpreter
     programs: bool = True  # templates may compute several contractions in one kernel
+    memo: Memo | None = field(default=None, compare=False)  # of schedules of the same graph before
 
     def target(self, device: str) -> str:
         """The language of the kernels on a device."""

@@ -37,9 +37,9 @@ def schedule(graph: ir.Graph, options: Options | None = None) -> Schedule:
 
 def _with_fewer_templates(options: Options) -> Iterator[Options]:
     if options.templates and options.programs and registry.programs():
-        yield replace(options, programs=False)
+        yield replace(options, programs=False, memo=None)
     if options.templates:
-        yield replace(options, templates=False)
+        yield replace(options, templates=False, memo=None)
 
 
 def _scheduled(given: ir.Graph, options: Options) -> Schedule:
@@ -49,7 +49,7 @@ def _scheduled(given: ir.Graph, options: Options) -> Schedule:
     search = _Search(graph, options, transforms_for(graph))
     for one in search.transforms:
         one.prepare(graph, options)
-    with memoising():
+    with memoising(options.memo):
         found = search.run()
     plan = found.plan
     plan.verdicts[:0] = [*(options.oracle.verdicts() if options.oracle else ()), *search.refusals]

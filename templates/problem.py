@@ -214,6 +214,8 @@ class Problem:
 
     def at(self, hints: Mapping[Size, int]) -> Problem:
         """The same problem where size symbols have other hints."""
+        if not hints:  # what is known of it holds
+            return self
         found = copy(self)
         found.sizes = Sizes({**self.sizes.hints, **hints})
         for name in ("epilogue_bytes", "stored_bytes", "known_here"):  # what is cached of the old hints

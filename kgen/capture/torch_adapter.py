@@ -19,7 +19,7 @@ import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from contextvars import ContextVar
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
@@ -45,6 +45,7 @@ from kgen.capture.aot_cache import CachedGraph, CompiledGraph
 from kgen.capture.freeze import Freezing
 from kgen.capture.paths import NO_PATHS, Paths, paths_of
 from kgen.counters import counters
+from kgen.unusable import Memo
 
 if TYPE_CHECKING:
     from kgen.failures import Failure
@@ -65,7 +66,7 @@ class GraphInfo:
     for backward and may have any layout, as long as `CompiledGraph.output_strides` says which. `in_inputs` are positions of
     outputs that AOTAutograd gives back as inputs or as views of them. `freezing` is what was made of the inputs that are
     promised not to change. `failures` are those of earlier attempts at the graph. `rewrites` say what was made of Dynamo's
-    graph. `paths` are names in the user's modules.
+    graph. `paths` are names in the user's modules. `memo` is what an attempt at the graph leaves to the next one.
     """
 
     name: str
@@ -78,6 +79,7 @@ class GraphInfo:
     failures: tuple[Failure, ...] = ()
     rewrites: tuple[Verdict, ...] = ()
     paths: Paths = NO_PATHS
+    memo: Memo = field(default_factory=Memo, compare=False, repr=False)
 
     @property
     def frozen_inputs(self) -> frozenset[int]:

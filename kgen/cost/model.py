@@ -95,10 +95,10 @@ def seconds(problem: Problem, config: Config) -> float:
     return joining + (roofline(problem) if own is None else own)
 
 
-def grouped_seconds(problems: Sequence[Problem], config: Config) -> float:
+def grouped_seconds(problems: Sequence[Problem], config: Config, alone: Sequence[float] = ()) -> float:
     """The time of one kernel for several problems. Their programs fill each other's last waves; what is computed together reads
-    a common operand once."""
-    first, each = problems[0], [seconds(problem, config) for problem in problems]
+    a common operand once. `alone` are `seconds` of each, where they are known."""
+    first, each = problems[0], alone or [seconds(problem, config) for problem in problems]
     launch, together = LAUNCH[first.device.kind], first.template.joins == "parts"
     if together and first.device.kind == "cpu":
         common = [name for name, one in first.template.operands.items() if not one.many]

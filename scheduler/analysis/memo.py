@@ -7,15 +7,17 @@ from contextlib import contextmanager
 from contextvars import ContextVar
 from typing import Any, TypeVar
 
+from kgen.unusable import Memo
+
 T = TypeVar("T")
 _MISSING: Any = object()
 _known: ContextVar[dict[Hashable, Any] | None] = ContextVar("kgen_memo", default=None)
 
 
 @contextmanager
-def memoising() -> Iterator[None]:
+def memoising(memo: Memo | None = None) -> Iterator[None]:
     """While one graph is scheduled, `memoised` finds what is known already. Size hints may not change inside."""
-    token = _known.set({})
+    token = _known.set({} if memo is None else memo.known)
     try:
         yield
     finally:

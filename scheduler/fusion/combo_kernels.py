@@ -23,6 +23,7 @@ from kgen.ir import values as vs
 from kgen.ir.plan import Call, ComboKernel, Kernel, Step, address
 from kgen.ir.sizes import Sizes
 from kgen.ir.values import Value
+from kgen.scheduler.analysis.memo import memoised_for
 from kgen.scheduler.analysis.memory import may_alias, reads, writes
 from kgen.scheduler.analysis.touched import Touched, touched
 from kgen.scheduler.options import Options
@@ -109,11 +110,11 @@ class _Place:
 
 @dataclass(frozen=True, slots=True)
 class _Access:
-    """What a place does to memory; `elements` where they are known."""
+    """What a step, or more than one (None), does to memory at a place."""
 
     at: int
     writes: bool
-    elements: Touched | None
+    step: Step | None
 
 
 @dataclass(slots=True)
@@ -133,8 +134,7 @@ class _Batches:
 
     def add(self, step: Step) -> None:
         read, written = (ir.storages(self.graph, names) for names in (reads(step), writes(step)))
-        elements = touched(self.graph, step) if isinstance(step, Kernel) else {}
-        earliest = self._earliest(read, written, elements)
+        earliest = self._earliest(step, read, written)
         if isinstance(step, Kernel) and self._may_join(step):
             at = self._join(step, earliest)
         else:
@@ -143,7 +143,7 @@ class _Batches:
             at = len(self.entries)
             self.entries.append(_Place(step))
         for name in read | written:
-            self._note(name, _Access(at, name in written, elements.get(name)))
+            self._note(name, _Access(at, name in written, step))
         for names, table in ((read, self.read_at), (written, self.written_at)):
             for name in names:
                 table[name] = max(at, table.get(name, -1))
@@ -172,22 +172,34 @@ class _Batches:
         if other is not None:
             self.verdicts.append(Verdict(other.name, kernel.name, Outcome.ILLEGAL, Reason.SYMBOLIC))
 
-    def _earliest(self, read: set[str], written: set[str], elements: Mapping[str, Touched]) -> int:
+    def _earliest(self, step: Step, read: set[str], written: set[str]) -> int:
         """The first place after all that the step depends on."""
         before = [self.barrier]
         for name in read | written:
             last = max(self.written_at.get(name, -1), self.read_at.get(name, -1) if name in written else -1)
-            if last > self.barrier and name in elements:
-                last = min(last, self._last_to_meet(name, elements[name]))
+            mine = self._elements(step, name) if last > self.barrier else None
+            if mine is not None:
+                last = min(last, self._last_to_meet(name, mine))
             before.append(last)
         return max(before) + 1
+
+    def _elements(self, step: Step | None, name: str) -> Touched | None:
+        """The elements of a buffer's memory that a step touches, where they are known. Most steps meet no other on a buffer, so
+        nobody asks for theirs."""
+        if not isinstance(step, Kernel):
+            return None
+        return memoised_for(step, "touched", lambda: touched(self.graph, step), self.graph).get(name)
 
     def _last_to_meet(self, name: str, mine: Touched) -> int:
         """The last place that touches elements which the step needs. The step comes no earlier than the last one that wrote
         other elements: its buffer is a version of what that one has made."""
         known = self.accesses.get(name, [])
-        met = [one.at for one in known if (one.writes or mine.written) and not (one.elements and mine.apart(one.elements))]
+        met = [one.at for one in known if (one.writes or mine.written) and not self._is_apart(mine, one, name)]
         return max([self.written_at.get(name, -1) - 1, *met])
+
+    def _is_apart(self, mine: Touched, one: _Access, name: str) -> bool:
+        elements = self._elements(one.step, name)
+        return elements is not None and mine.apart(elements)
 
     def _note(self, name: str, access: _Access) -> None:
         known = self.accesses.setdefault(name, [])

@@ -22,7 +22,7 @@ from kgen.scheduler.analysis.memo import memoised_for
 from kgen.scheduler.analysis.memory import LiveBytes, has_hidden_effects, reads, room_above, writes
 from kgen.scheduler.fusion.combo_kernels import forbids
 from kgen.scheduler.selection.choose import contraction_of, prepared
-from kgen.scheduler.selection.memo import for_form, memoised_best
+from kgen.scheduler.selection.memo import for_form, memoised_best, prices
 from kgen.scheduler.selection.size_buckets import Best, Hints, Prices, choices_by_bucket
 from kgen.templates import registry
 from kgen.templates.base import Request
@@ -224,8 +224,8 @@ def _best(found: Mapping[str, Sequence[Problem]]) -> Best | None:
         return [problem.at(hints) for problem in found[name]]
 
     def here(hints: Hints) -> Best | None:
-        seen = [(problems, config) for name in found for problems in (at(name, hints),) for config in _configs(problems)]
-        priced = [(model.grouped_seconds(problems, config), k) for k, (problems, config) in enumerate(seen)]
+        seen = [(problems, *row) for name in found for problems in (at(name, hints),) for row in _priced(problems)]
+        priced = [(model.grouped_seconds(problems, config, alone), k) for k, (problems, config, alone) in enumerate(seen)]
         if not priced:
             return None
         seconds, k = min(priced)
@@ -265,7 +265,26 @@ def _problems(template: Template, kernels: Sequence[Kernel], graph: ir.Graph, de
 
 def _configs(problems: Sequence[Problem]) -> list[Config]:
     """Configurations that suit all of the problems: those of the largest one."""
+    return [config for config, _ in _priced(problems)]
+
+
+def _priced(problems: Sequence[Problem]) -> list[tuple[Config, list[float]]]:
+    """Those, with the seconds of each problem alone."""
     if not problems:
         return []
     largest = max(problems, key=lambda p: p.flops)
-    return [c for c in model.feasible(largest) if all(model.fits(p, c) for p in problems)]
+    tables = [dict(prices(problem)) for problem in problems]
+    rows = []
+    for config, _ in prices(largest):
+        alone = [_seconds(problem, config, known) for problem, known in zip(problems, tables, strict=True)]
+        if None not in alone:
+            rows.append((config, [seconds for seconds in alone if seconds is not None]))
+    return rows
+
+
+def _seconds(problem: Problem, config: Config, known: Mapping[Config, float]) -> float | None:
+    """The seconds of a problem, None where the configuration does not suit it. Most are known, for nobody joins what was not
+    looked at by itself; but a template may offer a small problem fewer configurations."""
+    if config in known:
+        return known[config]
+    return model.seconds(problem, config) if model.fits(problem, config) else None

@@ -10,6 +10,7 @@ from collections.abc import Callable, Hashable, Sequence
 from dataclasses import replace
 from typing import TypeVar
 
+from kgen import unusable
 from kgen.cost import model
 from kgen.ir import nodes as ir
 from kgen.ir import values as vs
@@ -31,7 +32,13 @@ def for_equal(what: Hashable, kernel: Kernel, graph: ir.Graph, make: Callable[[]
 
 def for_form(what: Hashable, kernels: Sequence[Kernel], graph: ir.Graph, make: Callable[[], T]) -> T:
     """A memo of what kernels have that are equal but for names: to templates, and to the libraries that compete with them."""
-    return memoised((what, _likeness(kernels, graph)), make)
+    return memoised((what, _likeness(kernels, graph), _left_out()), make)
+
+
+def _left_out() -> Hashable:
+    """Stands for the configurations that are known not to run: prices, and what they decide, depend on these."""
+    found = unusable.FOUND.get()
+    return memoised_for(found, "left out", object) if found else None
 
 
 def _identity(kernel: Kernel, graph: ir.Graph) -> Hashable:
@@ -52,7 +59,7 @@ def memoised_best(problems: Sequence[Problem], how: Hashable, find: Callable[[],
     what else it depends on."""
     if not problems or not is_memoising():
         return find()
-    key = ("best", how, problems[0].device, tuple((problem.template.name, _form(problem)) for problem in problems))
+    key = ("best", how, _left_out(), problems[0].device, tuple((problem.template.name, _form(problem)) for problem in problems))
     found = memoised(key, find)
     if found is None:
         return None
@@ -64,7 +71,20 @@ def prices(problem: Problem) -> Sequence[tuple[Config, float]]:
     if not is_memoising():
         return _prices(problem)
     key = ("prices", problem.device, problem.template.name, _form(problem), frozenset(problem.sizes.hints.items()))
-    return memoised(key, lambda: _prices(problem))
+    if not unusable.FOUND.get():
+        return memoised(key, lambda: _prices(problem))
+    return memoised((key, _left_out()), lambda: _usable(problem, memoised(key, lambda: _prices_of_all(problem))))
+
+
+def _usable(problem: Problem, every: Sequence[tuple[Config, float]]) -> Sequence[tuple[Config, float]]:
+    """Those of configurations that have not turned out not to run."""
+    name = problem.template.name
+    return [row for row in every if unusable.usable(name, row[0].values, problem.identity)]
+
+
+def _prices_of_all(problem: Problem) -> Sequence[tuple[Config, float]]:
+    with unusable.without(()):
+        return _prices(problem)
 
 
 def _prices(problem: Problem) -> Sequence[tuple[Config, float]]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import pytest
@@ -20,7 +20,8 @@ from kgen.ir.plan import Choice, Kernel, Schedule, members
 from kgen.rendered.gpu_kernel import CompiledKernel, TritonKernel
 from kgen.scheduler.selection import choose
 from kgen.scheduler.selection.choose import contraction_of
-from kgen.unusable import Unusable
+from kgen.unusable import Memo, Unusable
+from tests.scheduler.selection import test_safe_choices
 from tests.scheduler.selection.test_safe_choices import planned
 
 KERNEL = Kernel("k", (), (), 1, (), (), (), "triton")
@@ -143,6 +144,38 @@ def test_what_spills_says_for_which_problem(monkeypatch: pytest.MonkeyPatch) -> 
     assert [one.why for one in found] == ["spills", "next"]
     assert found[0].problem is not None
     assert found[0].problem == found[1].problem
+
+
+def test_a_further_attempt_finds_what_the_last_one_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It makes the plan that it would make by itself, without what is left out, and looks at no matmul's templates again."""
+    args = [torch.empty(4096, 4096, dtype=torch.bfloat16) for _ in range(4)]
+    memo, looked, problems = Memo(), list[str](), choose._problems
+
+    def noted(kernel: Kernel, *more: Any) -> Any:
+        looked.append(kernel.name)
+        return problems(kernel, *more)
+
+    def steps(memo: Memo | None) -> tuple[list[str], list[Kernel], int]:
+        looked.clear()
+        monkeypatch.setattr(test_safe_choices, "options_for", lambda gpu: replace(options_for(gpu=gpu), memo=memo))
+        plan = planned(two_matmuls, *args)
+        return [*map(str, plan.steps)], [k for step in plan.kernels for k in members(step) if k.choice is not None], len(looked)
+
+    monkeypatch.setattr(choose, "_problems", noted)
+    _, first, _ = steps(memo)
+    with unusable.without((Unusable(chosen(first[0]), "", compiled=True),)):
+        fresh, _, looked_fresh = steps(None)
+        again, kernels, looked_again = steps(memo)
+    assert again == fresh
+    assert chosen(first[0]) not in [chosen(one) for one in kernels]
+    assert looked_again == 0 < looked_fresh
+
+
+def test_a_memo_is_one_graphs() -> None:
+    memo, graph = Memo(), object()
+    memo.of(graph).known["x"] = 1
+    assert memo.of(graph).known == {"x": 1}
+    assert memo.of(object()).known == {}
 
 
 def test_a_further_attempt_begins_after_lowering(monkeypatch: pytest.MonkeyPatch) -> None:

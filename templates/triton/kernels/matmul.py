@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Hashable, Iterator
+from dataclasses import dataclass
 from typing import Any, ClassVar
 
 import torch
@@ -13,7 +14,7 @@ from kgen.ir import values as vs
 from kgen.templates import calibration
 from kgen.templates.base import KernelTemplate, Resources
 from kgen.templates.contract import Config, contraction, knob, operand, result, template
-from kgen.templates.problem import Input, Problem
+from kgen.templates.problem import Input, Problem, memoised
 from kgen.templates.triton.kernels import estimate
 
 # Operand types that the matrix units multiply.
@@ -61,20 +62,43 @@ def operand_bytes(problem: Problem, config: Config, stages: int) -> tuple[int, i
     are the computed ones, and those of float32 that are not contiguous along k, for the matrix units turn tiles of 16 bits
     only, or are multiplied exactly, by other units."""
     staged = copied = 0
+    for one in _operand_tiles(problem):
+        area = math.prod(config.get(block) for block in one.blocks)
+        if one.direct:
+            staged += area * one.itemsize * stages
+            continue
+        waiting = config.STAGES - (one.computed or not config.get("FLATTEN"))
+        staged += area * waiting * one.bytes_read
+        copied += area * one.itemsize
+    return staged, copied
+
+
+@dataclass(frozen=True, slots=True)
+class _OperandTile:
+    """What decides how much shared memory an operand's tile needs: the knobs that are its sides, the bytes of an element and of
+    what is read for one, whether it is computed, and whether it is multiplied as it is read."""
+
+    blocks: tuple[str, ...]
+    itemsize: int
+    bytes_read: int
+    computed: bool
+    direct: bool
+
+
+@memoised
+def _operand_tiles(problem: Problem) -> list[_OperandTile]:
+    """Of each operand, those that contractions have in common once."""
+    found: list[_OperandTile] = []
     for number, member in enumerate(problem.members):
         for one in member.values():
             if number and not problem.template.operands[one.name].many:
                 continue
-            tile_axes = [axis for axis in one.axes if problem.template.block(axis)]
-            area = math.prod(config.get(problem.template.block(axis) or "") for axis in tile_axes)
-            direct = one.dtype is not torch.float32 or (problem.tf32 and problem.stride(one.name, "k", number) == 1)
-            if one.load is not None and direct:
-                staged += area * one.dtype.itemsize * stages
-                continue
-            waiting = config.STAGES - (one.load is None or not config.get("FLATTEN"))
-            staged += area * waiting * sum(load.attr[2].itemsize for load in _tiles(one, tile_axes))
-            copied += area * one.dtype.itemsize
-    return staged, copied
+            axes = [axis for axis in one.axes if problem.template.block(axis)]
+            blocks = tuple(problem.template.block(axis) or "" for axis in axes)
+            fast = one.dtype is not torch.float32 or (problem.tf32 and problem.stride(one.name, "k", number) == 1)
+            computed, read = one.load is None, sum(load.attr[2].itemsize for load in _tiles(one, axes))
+            found.append(_OperandTile(blocks, one.dtype.itemsize, read, computed, fast and not computed))
+    return found
 
 
 def _tiles(one: Input, tile_axes: list[str]) -> list[vs.Value]:

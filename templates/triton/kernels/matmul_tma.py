@@ -16,7 +16,7 @@ from kgen.ir import index as ix
 from kgen.ir.index import Expr
 from kgen.templates.base import Resources
 from kgen.templates.contract import Config, contraction, knob, operand, result, template
-from kgen.templates.problem import Problem, memoised
+from kgen.templates.problem import Problem, memoised, memoised_at_sizes
 from kgen.templates.triton.codegen.tma_layout import TmaLayout, epilogue_tma_layout, tiles_read, tma_layout
 from kgen.templates.triton.kernels import estimate
 from kgen.templates.triton.kernels.matmul import (
@@ -58,6 +58,7 @@ def refuse(problem: Problem) -> str | None:
     return refuse_dot(problem)
 
 
+@memoised_at_sizes
 def resources(problem: Problem, config: Config) -> Resources:
     """Stages of both tiles, and what the epilogue reads and writes on its way between registers and memory. Where the loop over
     tiles is flattened the next tile's stages are filling by then; where it is not, both have one place, except that what the
