@@ -47,8 +47,9 @@ CHEAP_FROM_INDICES = 60
 @dataclass(slots=True)
 class LoweringContext:
     """What `lower` needs besides the graph: `in_inputs` are the positions of outputs that the caller gets as views of inputs,
-    `flexible_results` of those that may have any dense layout (what is saved for a backward graph), `forced` operator names that run in eager, `failed` nodes that do, with the reason, `static_inputs` positions of
-    parameters and buffers, `frozen_inputs` of those whose elements stay as they are."""
+    `flexible_results` of those that may have any dense layout (what is saved for a backward graph), `forced` operator names
+    that run in eager, `failed` nodes that do, with the reason, `static_inputs` positions of parameters and buffers,
+    `frozen_inputs` of those whose elements stay as they are."""
 
     name: str = "graph"
     numerics: str = "fast"

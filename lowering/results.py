@@ -56,7 +56,7 @@ class Results:
         return self.placed[result]
 
     def _with_any_strides(self, result: Node) -> TensorArg | None:
-        """The result in a buffer whose layout stays open. None where it is a view, or has gaps or repeated elements in eager."""
+        """The result in a buffer whose layout stays open. None where it is a view, or its elements are not dense in eager."""
         tensor = self.builder.env.get(result)
         if owner_of(result) is not result or result.op == "placeholder" or not isinstance(tensor, Tensor):
             return None

@@ -40,8 +40,8 @@ def barriers(count: gl.constexpr, arrivals: gl.constexpr = 1):
 
 @gluon.jit
 def retire(made, count: gl.constexpr):
-    """Takes `count` barriers back, when no warp group uses them any more. PTX demands it before their memory is used otherwise; up to
-    here it is theirs."""
+    """Takes `count` barriers back, when no warp group uses them any more. PTX demands it before their memory is used otherwise;
+    up to here it is theirs."""
     for k in gl.static_range(count):
         mbarrier.invalidate(made.index(k))
 

@@ -115,7 +115,8 @@ class _Recomputing(KernelTemplate):
             return "no GPU has measured its sums of scores' gradients, but in place of matmuls in float32"
         if len(heads) > 1:
             return "no GPU has measured it on operands whose heads differ"
-        return attention_estimate.unmeasured(problem, *heads)
+        [head] = heads
+        return attention_estimate.unmeasured(problem, head)
 
 
 @template(

@@ -46,8 +46,8 @@ class Counts:
 
 
 def unmeasured(problem: Problem, head: int, measured: tuple[int, ...] = MEASURED, *, streaming: bool = True) -> str | None:
-    """Why nothing is known of a problem with heads padded to so many elements; the template has `measured` others. Templates that
-    are not `streaming` were never measured on few rows."""
+    """Why nothing is known of a problem with heads padded to so many elements, of which `measured` were. Templates that are not
+    `streaming` were never measured on few rows."""
     unlike = calibration.of_half_on_hopper(problem)
     if unlike is not None:
         return unlike

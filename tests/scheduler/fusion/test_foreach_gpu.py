@@ -295,7 +295,7 @@ def test_adam_step_on_a_gpu(shapes: list[tuple[int, ...]]) -> None:
 
 
 def test_members_with_short_sums_have_steps_as_short() -> None:
-    """The gradients of keys and values that are shared by two query heads each: no tile is mostly beyond the end of its rows."""
+    """The gradients of keys and values that two query heads share: no tile is mostly beyond the end of its rows."""
 
     def f(keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
         return keys.sum(2), values.sum(2)
