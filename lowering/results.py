@@ -7,7 +7,7 @@ eager's do, and a write to one of them shows in the other.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -17,7 +17,7 @@ from kgen.capture.operators import owner_of
 from kgen.ir import index as ix
 from kgen.ir.index import Expr
 from kgen.ir.nodes import Buffer, Origin, Sizes, TensorArg, dense_strides
-from kgen.lowering.builder import Builder, is_dense, is_storable
+from kgen.lowering.builder import Builder, is_dense, is_storable, stride_order
 from kgen.lowering.layout import covers, fix_strides, store_with
 from kgen.lowering.mutation import newest, plain_load, root_of
 from kgen.lowering.tensor import Tensor, axes, indices
@@ -66,9 +66,10 @@ class Results:
         if plain_load(tensor) is None:
             self._begin(result, wanted)
             tensor = self.builder.env[result] = self.builder.copy(tensor)
-        view = self.builder.as_view(tensor)
-        if view is None or not covers(self.builder.graph.buffers[view.buffer], view) or not self._may_share(view, result):
+        view, buffers = self.builder.as_view(tensor), self.builder.graph.buffers
+        if view is None or not covers(buffers[view.buffer], view) or not self._may_share(view, result):
             return None
+        buffers[view.buffer] = replace(buffers[view.buffer], hint=stride_order(wanted, tensor.sizes))
         return view
 
     def _placed(self, result: Node) -> TensorArg:
