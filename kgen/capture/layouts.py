@@ -131,10 +131,12 @@ class _Network:
                 self.made_by[node], self.is_last[node] = node, last
 
     def _traced(self, node: Node) -> bool | None:
-        """Whether a node's channels are last as traced; None where its layout is neither or both, or nobody stores it."""
+        """Whether a node's channels are last as traced; None where its layout is neither or both, or nobody stores it. Of
+        several results, those that have both say nothing: gradients of filters with one tap, or for one channel."""
         if node.op == "call_function" and not node.all_input_nodes:
             return None
-        found = {_layout(value, self.roles[node]) for value in _images(node, self.roles[node])}
+        roles = self.roles[node]
+        found = {_layout(value, roles) for value in _images(node, roles) if not _has_both(value, roles)}
         return found.pop() if len(found) == 1 else None
 
     def _pinned(self) -> Iterator[Node]:
@@ -198,6 +200,8 @@ class _Network:
 
     def reader(self, node: Node, source: Node) -> Node | bool | None:
         """The tensor whose layout a node wants the source to have; whether it wants channels last; None if it does not mind."""
+        if _is_part(source) and all(_has_both(value, self.roles[source]) for value in _images(source, self.roles[source])):
+            return None
         if node in self.made_by and self.has_choice(node):
             return self.made_by[node]
         reads_any = _is_copy(node) or (_computes_either(node) and self._is_small(node))
@@ -310,7 +314,7 @@ class _Rewriting:
         if node.target is operator.getitem:
             made.meta["val"] = made.args[0].meta["val"][node.args[1]]  # type: ignore[union-attr]
             return
-        made.meta["val"] = fake_result(made)
+        made.meta["val"] = self._with_lone_strides(fake_result(made), node)
         tensor, roles = made.meta["val"], self.network.roles[node]
         if (
             isinstance(tensor, torch.Tensor)
@@ -318,6 +322,17 @@ class _Rewriting:
             and _layout(tensor, roles) not in (None, self._is_last(node))
         ):
             self.made[node] = self._clone(made, node, self._is_last(node))
+
+    def _with_lone_strides(self, results: Any, node: Node) -> Any:
+        """Of several results, those in both layouts keep the strides that dimensions of length 1 have in eager."""
+        if not isinstance(results, tuple | list):
+            return results
+        roles, before = self.network.roles[node], node.meta["val"]
+        pairs = zip(results, before, strict=True)
+        return tuple(
+            old if isinstance(new, torch.Tensor) and new.dim() == len(roles) and _has_both(new, roles) else new
+            for new, old in pairs
+        )
 
     def _has_layout(self, source: Node, last: bool) -> bool:
         value = self.made[source].meta["val"]
@@ -421,6 +436,11 @@ def _layout(value: torch.Tensor, roles: Roles) -> bool | None:
     """Whether a tensor has its channels last; None where it has neither layout, or both."""
     first, last = (_is_ordered(value, _order(roles, one)) for one in (False, True))
     return None if first == last else last
+
+
+def _has_both(value: torch.Tensor, roles: Roles) -> bool:
+    """Whether a tensor lies the same way in both layouts."""
+    return all(_is_ordered(value, _order(roles, one)) for one in (False, True))
 
 
 def _is_whole(value: Any) -> bool:

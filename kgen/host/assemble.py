@@ -62,6 +62,8 @@ class _Assembler:
         self.constant_slots: list[tuple[int, int]] = []
         self.callables: list[Callable[..., Any]] = []
         self.symbols: list[str] = []
+        calls = (step.node for step in schedule.steps if isinstance(step, Call))
+        self.library_results = frozenset(out for node in calls for out in node.outs if out is not None)
         self.launches: dict[Any, int] = {}  # by what makes two kernels one
         self.gpu_kernels: list[TritonKernel] = []
 
@@ -366,7 +368,8 @@ class _Assembler:
     def _output(self, item: Any) -> hp.Output:
         if isinstance(item, ir.TensorArg):
             slot, geometry = self._view(item)
-            return hp.OutTensor(slot, *geometry)
+            exact = () if geometry else self._as_planned(item.buffer)
+            return hp.OutTensor(slot, *(geometry or exact), exact=bool(exact))
         if isinstance(item, Expr):
             return hp.OutInt(self._reg(item))
         if isinstance(item, ir.Number):
@@ -374,6 +377,16 @@ class _Assembler:
         if isinstance(item, ir.ArgumentMultiple):
             return hp.OutArgument(item.position, item.factor)
         return hp.OutConst(item)
+
+    def _as_planned(self, name: str) -> tuple[Any, ...]:
+        """The geometry of a whole, contiguous result that a library makes: dimensions of length 1 may have other strides there,
+        as those of filters have where the image's channels are last."""
+        buffer = self.graph.buffers[name]
+        if name not in self.library_results or all(size != 1 for size in buffer.sizes):
+            return ()
+        if buffer.strides is None or tuple(buffer.strides) != ix.contiguous_strides(buffer.sizes):
+            return ()
+        return self._regs(buffer.sizes), self._regs(buffer.strides), self._reg(ix.as_expr(buffer.offset)), buffer.dtype
 
 
 def _as_in_eager(extents: Sequence[Expr], strides: Sequence[Expr]) -> list[Expr]:

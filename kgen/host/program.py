@@ -255,13 +255,15 @@ Instruction = Union[Alloc, Free, Reuse, Alias, Kernel, Extern, PythonCall, BindS
 @dataclass(frozen=True, slots=True)
 class OutTensor:
     """A view of a slot's storage; the slot's own tensor object when the geometry is the same (an input itself, then).
-    `sizes` None means the slot's tensor as it is, None where an extern returned no tensor."""
+    `sizes` None means the slot's tensor as it is, None where an extern returned no tensor. `exact`: an extern's tensor may have
+    other strides in dimensions of length 1, and the result has these."""
 
     slot: int
     sizes: Regs | None = None
     strides: Regs = ()
     offset: int = -1
     dtype: torch.dtype | None = None
+    exact: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -353,6 +355,8 @@ def slots_defined(item: Instruction) -> tuple[int, ...]:
 def is_own(view: ArgTensor | OutTensor, spec: SlotSpec) -> bool:
     """Whether the view is the slot's tensor as it is."""
     geometry = (view.sizes, view.strides, view.offset, view.dtype)
+    if isinstance(view, OutTensor) and view.exact:
+        return False
     return view.sizes is None or geometry == (spec.sizes, spec.strides, spec.offset, spec.dtype)
 
 

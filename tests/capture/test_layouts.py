@@ -332,6 +332,23 @@ def test_a_training_step_is_compiled_in_one_layout() -> None:
     same(torch.autograd.grad(made(x).square().sum(), list(module.parameters())), plain)
 
 
+def test_filters_of_one_tap_or_one_channel_hold_no_image_back() -> None:
+    """Their gradients lie the same way in both layouts, so no reader of these asks for one."""
+    torch.manual_seed(0)
+    module = nn.Sequential(conv(8, 16, bias=False), nn.SiLU(), conv(16, 16, groups=16), nn.SiLU(), conv(16, 8, 1), conv(8, 8))
+    made, x = Laid(), image()
+    compiled = torch.compile(module, backend=made, fullgraph=True)
+
+    def gradients(fn: Callable[..., Any]) -> Any:
+        given = x.detach().requires_grad_()
+        return torch.autograd.grad(fn(given).square().sum(), [given, *module.parameters()])
+
+    plain = gradients(module)
+    torch.testing.assert_close(gradients(compiled), plain)
+    assert made.layouts(torch.ops.aten.convolution_backward.default) == {True: 4}
+    same(gradients(torch.compile(module, backend="kgen", fullgraph=True, options={"cache": False})), plain)
+
+
 @pytest.mark.parametrize(("taps", "least"), [(1, 1), (3, 3), (5, 10)])
 def test_a_gpus_depthwise_convolutions_pay_for_each_tap(taps: int, least: float) -> None:
     """Of images whose channels are not the innermost dimension: times that the library moves them, at least."""
