@@ -439,7 +439,7 @@ def _layout(value: torch.Tensor, roles: Roles) -> bool | None:
 
 
 def _has_both(value: torch.Tensor, roles: Roles) -> bool:
-    """Whether a tensor lies the same way in both layouts."""
+    """Whether a tensor is the same memory in both layouts."""
     return all(_is_ordered(value, _order(roles, one)) for one in (False, True))
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import islice
 from typing import Any
 
@@ -368,8 +368,9 @@ class _Assembler:
     def _output(self, item: Any) -> hp.Output:
         if isinstance(item, ir.TensorArg):
             slot, geometry = self._view(item)
-            exact = () if geometry else self._as_planned(item.buffer)
-            return hp.OutTensor(slot, *(geometry or exact), exact=bool(exact))
+            if not geometry and (planned := self._as_planned(item.buffer)):
+                return replace(hp.OutTensor(slot, *planned), exact=True)
+            return hp.OutTensor(slot, *geometry)
         if isinstance(item, Expr):
             return hp.OutInt(self._reg(item))
         if isinstance(item, ir.Number):
