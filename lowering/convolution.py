@@ -262,8 +262,13 @@ def _is_short(b: Builder, shape: Shape, total: Sum, x: Tensor, weight: Tensor, i
     are neighbours then. Channels side by side are a template's."""
     sizes = tuple(v.extent for v in total.out_vars)
     plain = x.dtype == weight.dtype and x.dtype.is_floating_point and shape.filters[1] == 1 and b.on_gpu(x.device)
-    apart = image.meta["val"].stride(1) != 1 and not _reads_channels_side_by_side(b, x)
+    apart = not _has_channels_side_by_side(image) and not _reads_channels_side_by_side(b, x)
     return plain and are_few(sizes, total.reduced) and apart
+
+
+def _has_channels_side_by_side(image: Any) -> bool:
+    """Whether the channels of a position of an image, a node of the traced graph, are neighbours in memory."""
+    return bool(image.meta["val"].stride(1) == 1)
 
 
 def _reads_channels_side_by_side(b: Builder, x: Tensor) -> bool:
@@ -302,7 +307,7 @@ def convolution_backward(
 def _beside(b: Builder, gradient: Tensor, image: Any) -> Tensor:
     """The gradient of a result along one dimension with its channels side by side where those of the image are, if it has to be
     stored: autograd puts what it is a slice of in order, and layouts are chosen for images of two dimensions and more."""
-    if gradient.rank != RANK_ALONG_ONE or image.meta["val"].stride(1) != 1 or b.as_view(gradient) is not None:
+    if gradient.rank != RANK_ALONG_ONE or not _has_channels_side_by_side(image) or b.as_view(gradient) is not None:
         return gradient
     _, channels, positions = gradient.sizes
     return store_with(gradient, (channels * positions, ix.ONE, channels), b.stored_operand, b)
@@ -345,15 +350,15 @@ def _of_filters(b: Builder, shape: Shape, tensors: Tensors, transposed: bool, sh
 
 def _are_few_columns(b: Builder, shape: Shape, image: Tensor, made: Tensor) -> bool:
     """Whether the gradient of a depthwise convolution's filters on a GPU is a reduction for each tap along a dimension. Matrix
-    units have nothing to multiply there, and a library reads the image and the gradient once for each tap."""
+    units have nothing to multiply there, and a library reads the image and the gradient once for each tap. It has kernels for
+    images of two dimensions with channels side by side: 38, 51, 79 us for 3x3, 5x5, 7x7 taps, sums 66, 136, 187 (H200)."""
     taps = [size.as_int() or 0 for size in shape.filters[2:]]
     multiplier, points = shape.made.as_int() or 0, made.numel().as_int()
     plain = image.dtype == made.dtype and image.dtype.is_floating_point and b.on_gpu(image.device)
     depthwise = shape.filters[1] == 1 and shape.groups > 1 and 1 <= multiplier <= MOST_MULTIPLES
-    if image.rank == RANK_OF_IMAGES and b.current.args[1].meta["val"].stride(1) == 1:
-        return False  # there the library has kernels: 38, 51 and 79 us for 3x3, 5x5 and 7x7 taps, sums 66, 136 and 187 (H200)
+    beside = image.rank == RANK_OF_IMAGES and _has_channels_side_by_side(b.current.args[1])
     few = 2 <= math.prod(taps) <= MOST_TAPS and max(taps) <= MOST_TAPS_ALONG
-    return plain and depthwise and few and (points is None or points >= LEAST_POINTS)
+    return plain and depthwise and few and not beside and (points is None or points >= LEAST_POINTS)
 
 
 def _tap_by_tap(b: Builder, total: Sum, out: str, terms: Sequence[Value]) -> Nodes:

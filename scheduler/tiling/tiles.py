@@ -161,9 +161,9 @@ def _of_member(tiling: Tiling, graph: ir.Graph, sizes: Sizes) -> Tiling:
         return tiling
     if not kernel.inner:
         return replace(tiling, blocks=replace(blocks, x=_vector_block(kernel, graph, sizes)))
-    length = sizes.points(kernel.inner)
     if not tiling.persistent and blocks.x > 1:  # columns
         return tiling
+    length = sizes.points(kernel.inner)
     if length > COMBO_STEPS[0] and _contiguous_across(kernel, list(distinct_touches(kernel, graph, sizes)), sizes):
         x = min(blocks.x, max(FEWEST_COLUMNS, 2 * COMBO_POINTS // blocks.r))
         return replace(tiling, blocks=replace(blocks, x=x, warps=THREADS // 32))
