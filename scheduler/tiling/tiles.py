@@ -173,9 +173,10 @@ def _of_member(tiling: Tiling, graph: ir.Graph, sizes: Sizes) -> Tiling:
 
 def _flattened(kernel: Kernel) -> Kernel:
     """Every loop an outer one: programs may run the points in any order. What ran once for all inner points runs at each of
-    them; for an update in place that would be too often, so it runs at the first one alone."""
+    them, but is stored at the first one alone: an update in place must not run twice, and programs that store the same numbers
+    wait for each other (a batch norm that saves its statistics takes 3 times as long: 117 us for 154 MB on an H200)."""
     statements = tuple(
-        replace(_once(s, kernel) if s.target is not None and not s.inner else s, inner=False, section=-1)
+        replace(_once(s, kernel) if any(s.stored) and not s.inner else s, inner=False, section=-1)
         for s in sorted(kernel.statements, key=lambda s: s.section)
     )
     return replace(kernel, outer=kernel.outer + kernel.inner, inner=(), sections=0, statements=statements, rows=())

@@ -24,8 +24,8 @@ import tempfile
 import time
 import traceback
 import warnings
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, nullcontext
 from multiprocessing.pool import ThreadPool
 from pathlib import Path
 from typing import Any
@@ -36,6 +36,7 @@ from torch import nn
 import kgen
 from tests.models.catalogue import MODELS, SIZES
 from tests.models.check import Errors, Results, Run, Subject, cast, errors, graph_breaks, run, worst
+from tests.models.estimates import Estimate, estimates, missed
 
 ROOT = Path(__file__).parents[2]
 Row = dict[str, Any]
@@ -57,7 +58,12 @@ def parsed(arguments: Sequence[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--patience", type=float, default=900, help="seconds that a model may take")
     parser.add_argument("--json", default="", help="a file of one row a line, written as they come")
     parser.add_argument("--jobs", type=int, default=1, help="models at a time; they are timed one after the other")
-    parser.add_argument("--kernels", type=int, default=0, help="the longest kernels of each contender, on a GPU")
+    parser.add_argument(
+        "--kernels",
+        type=int,
+        default=0,
+        help="the longest kernels of each contender, on a GPU, and those that the cost model misjudges most",
+    )
     parser.add_argument("--one", default="", help=argparse.SUPPRESS)
     parser.add_argument("--lock", default="", help=argparse.SUPPRESS)
     args = parser.parse_args(arguments)
@@ -88,12 +94,14 @@ def measured(args: argparse.Namespace) -> Row:
         "torch": torch.__version__,
         "eager_error": _most(errors(eager, eager, exact)),
     }
+    expected: Mapping[str, Estimate] = {}
     contenders: dict[str, Step] = {"eager": lambda: step(subject.eager, subject.eager)}
     for name in args.backends.split(","):
         module = copy.deepcopy(subject.ours)
         try:
             compiled = _compiled(module, name, args)
-            row[name], got = _first_call(lambda: step(compiled, module), args.device)  # noqa: B023 called at once
+            with estimates() if name == "kgen" and args.kernels else nullcontext(expected) as expected:
+                row[name], got = _first_call(lambda: step(compiled, module), args.device)  # noqa: B023 called at once
             found = errors(got, eager, exact)
             row[name] |= {"error": _most(found), "wrong": worst(found)}
             contenders[name] = lambda compiled=compiled, module=module: step(compiled, module)
@@ -104,7 +112,10 @@ def measured(args: argparse.Namespace) -> Row:
             row.setdefault(name, {})["ms"] = round(seconds * 1e3, 4)
         if args.kernels and args.device != "cpu":
             for name, one in contenders.items():
-                row[name]["longest"] = _longest(one, args.kernels)
+                profile = _profile(one)
+                row[name]["longest"] = _longest(profile, args.kernels)
+                if name == "kgen":
+                    row[name]["missed"] = missed(expected, profile)[: args.kernels]
     return row
 
 
@@ -119,18 +130,21 @@ def _turn(lock: str) -> Iterator[None]:
         yield
 
 
-def _longest(step: Step, number: int, steps: int = 3) -> list[tuple[float, float, str]]:
-    """Of the kernels with the most time: microseconds and launches of one step, and their name."""
+def _profile(step: Step, steps: int = 3) -> dict[str, tuple[float, float]]:
+    """Microseconds and launches of one step, by the names of kernels."""
     activities = [torch.profiler.ProfilerActivity.CUDA]
     with torch.profiler.profile(activities=activities) as profile:
         for _ in range(steps):
             step()
         torch.cuda.synchronize()
-    found = sorted(profile.key_averages(), key=lambda k: -k.self_device_time_total)
-    total = sum(k.self_device_time_total for k in found) / steps
-    launches = sum(k.count for k in found) / steps
-    longest = [(k.self_device_time_total / steps, k.count / steps, k.key[:120]) for k in found[:number]]
-    return [(round(us, 1), round(count, 2), name) for us, count, name in [(total, launches, "all"), *longest]]
+    return {k.key: (k.self_device_time_total / steps, k.count / steps) for k in profile.key_averages()}
+
+
+def _longest(profile: dict[str, tuple[float, float]], number: int) -> list[tuple[float, float, str]]:
+    """Of the kernels with the most time, after all together: microseconds and launches of one step, and their name."""
+    found = sorted(profile.items(), key=lambda item: -item[1][0])[:number]
+    total = (sum(us for us, _ in profile.values()), sum(count for _, count in profile.values()))
+    return [(round(us, 1), round(count, 2), name[:120]) for name, (us, count) in [("all", total), *found]]
 
 
 def _settings(args: argparse.Namespace) -> Row:
