@@ -474,6 +474,21 @@ def norm_conv_backward(
     return (*conv_backward(dy, x, w, stride, padding), dg, db)
 
 
+def conv_between_norms_backward(
+    dz: Tensor, z: Tensor, g: Tensor, sums: Tensor, x: Tensor, w: Tensor, y: Tensor, mean: Tensor, r: Tensor | None = None
+) -> tuple[Tensor, ...]:
+    """From one norm's backward to the next one's sums: what the first subtracts of `dz`, its results `z` centred, the
+    convolution's gradients, the activation of `x` before it, and both sums of the norm of `y` that made that."""
+
+    def each(v: Tensor) -> Tensor:
+        return v[:, None, None]
+
+    dy = ((dz.float() - each(sums * 1e-4) - z.float() * each(sums * 1e-3)) * each(g.float())).to(dz.dtype)
+    dx, dw = conv_backward(dy, x, w)
+    dh = torch.where(x <= 0, 0, dx if r is None else dx + r)
+    return dh, dw, dh.float().sum((0, 2, 3)), (dh.float() * (y.float() - each(mean))).sum((0, 2, 3))
+
+
 # ---- norms, reductions, pointwise work -------------------------------------------------------------------------------
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from functools import partial
 
+import torch
 import torch.nn.functional as F
 
 from bench.calibration import blocks as b
@@ -90,6 +91,7 @@ def _training(size: Size) -> Iterator[Problem]:
         three = partial(b.conv_backward, padding=1)
         args = (small, small, kernel(mid, mid, 3, 3))
         yield Problem("ResNet-50", f"3x3 {mid} both gradients at {side}", "conv-backward", three, args, "backward")
+        yield from _between_norms(mid, wide, small, big)
     side, mid, wide = size.of(56, 7), size.of(64), size.of(256)
     big, small = image(n, wide, side, side), image(n, mid, side, side)
     step = partial(b.norm_conv_backward, act=F.relu, padding=1)
@@ -114,3 +116,13 @@ def _training(size: Size) -> Iterator[Problem]:
     yield Problem("ResNet-50", "classifier's gradients", "matmul-backward", b.linear_backward, args, "backward")
     args = (big, big, vector(big.shape[1]), vector(big.shape[1]))
     yield Problem("ResNet-50", "relu and bn backward", "reduction", partial(b.norm_act_backward, act=F.relu), args, "backward")
+
+
+def _between_norms(mid: int, wide: int, small: Arg, big: Arg) -> Iterator[Problem]:
+    """Backward through the last convolution of a bottleneck, and through the first one of the next."""
+    side, step = small.shape[-1], b.conv_between_norms_backward
+    float_mid, float_wide = (Arg((length,), dtype=torch.float32) for length in (mid, wide))
+    args = (big, big, vector(wide), float_wide, small, kernel(wide, mid, 1, 1), small, float_mid)
+    yield Problem("ResNet-50", f"1x1 {mid} to {wide} between norms backward at {side}", "conv-backward", step, args, "backward")
+    args = (small, small, vector(mid), float_mid, big, kernel(mid, wide, 1, 1), big, float_wide, big)
+    yield Problem("ResNet-50", f"1x1 {wide} to {mid} between norms backward at {side}", "conv-backward", step, args, "backward")

@@ -48,6 +48,10 @@ def order_of_dots(problem: Problem, config: Config) -> Hashable:
 # How much longer than its estimate it takes to ask for every tile of many rows by pointers (H100, 2026-11-24, bench.regret:
 # geomean of 131 configurations).
 BY_POINTERS = 1.05
+# And how much longer tiles of fewer rows take that compute an operand, of matrices that have more: they multiply out of registers,
+# and operands pass through shared memory on their way there (H100, 2026-11-26, bench.regret: 26 times of gradients between batch
+# norms, 1.1 to 2.9).
+LOW_COMPUTED = 1.75
 
 
 def block_of_row(problem: Problem) -> int:
@@ -196,8 +200,19 @@ class Matmul(DotTemplate):
 
     def seconds(self, problem: Problem, config: Config) -> float:
         needs = self.resources(problem, config)
-        longer = BY_POINTERS if config.BLOCK_M >= ASYNCHRONOUS else 1.0
-        return longer * estimate.seconds(problem, config, needs.shared, needs.registers)
+        return _longer(problem, config) * estimate.seconds(problem, config, needs.shared, needs.registers)
+
+
+def _longer(problem: Problem, config: Config) -> float:
+    """What tiles by pointers take of their estimate."""
+    if config.BLOCK_M >= ASYNCHRONOUS:
+        return BY_POINTERS
+    return LOW_COMPUTED if problem.size("m") >= ASYNCHRONOUS and _computes_operands(problem) else 1.0
+
+
+@memoised
+def _computes_operands(problem: Problem) -> bool:
+    return any(one.load is None for member in problem.members for one in member.values())
 
 
 def _few_rows(problem: Problem, wide: int) -> Iterator[dict[str, Any]]:
