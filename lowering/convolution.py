@@ -246,7 +246,7 @@ def convolution(
     if shape is not None:
         sizes = b.symbols.sizes(b.current.meta["val"].shape)
         total = (image_of if transposed else made_by)(shape, sizes, tuple(x.sizes))
-        if not transposed and _is_short(b, shape, total, x, weight, b.current.args[0]):
+        if not transposed and _is_short(b, shape, total, x, weight):
             value = vs.substitute(
                 _written_out(total, (x, weight), b.realize), dict(zip(total.out_vars, indices(sizes), strict=True))
             )
@@ -257,27 +257,17 @@ def convolution(
     return result
 
 
-def _is_short(b: Builder, shape: Shape, total: Sum, x: Tensor, weight: Tensor, image: Any) -> bool:
-    """Whether a few taps of a depthwise convolution on a GPU are arithmetic at each point: the taps of neighbouring positions
-    are neighbours then. Channels side by side are a template's."""
+def _is_short(b: Builder, shape: Shape, total: Sum, x: Tensor, weight: Tensor) -> bool:
+    """Whether a few taps of a depthwise convolution on a GPU are arithmetic at each point, in one kernel with what follows: the
+    taps of neighbouring positions, or channels, are neighbours then."""
     sizes = tuple(v.extent for v in total.out_vars)
     plain = x.dtype == weight.dtype and x.dtype.is_floating_point and shape.filters[1] == 1 and b.on_gpu(x.device)
-    apart = not _has_channels_side_by_side(image) and not _reads_channels_side_by_side(b, x)
-    return plain and are_few(sizes, total.reduced) and apart
+    return plain and are_few(sizes, total.reduced)
 
 
 def _has_channels_side_by_side(image: Any) -> bool:
     """Whether the channels of a position of an image, a node of the traced graph, are neighbours in memory."""
     return bool(image.meta["val"].stride(1) == 1)
-
-
-def _reads_channels_side_by_side(b: Builder, x: Tensor) -> bool:
-    """Whether an image is computed from a buffer in which the channels of a position are neighbours, as a padded one is."""
-    for load in vs.loads([x.value]):
-        strides = b.graph.buffers[load.attr[0]].strides
-        if strides is not None and ix.stride_of(ix.linearize(load.attr[1], strides), x.axes[1]) == 1:
-            return True
-    return False
 
 
 def _written_out(total: Sum, tensors: tuple[Tensor, Tensor], realize: Callable[[Tensor], Tensor]) -> Value:
@@ -331,7 +321,7 @@ def _of_image(b: Builder, shape: Shape, tensors: Tensors, transposed: bool, shar
     gradient, x, weight = tensors
     total = (made_by if transposed else image_of)(shape, tuple(x.sizes), tuple(gradient.sizes))
     out = shared.call.outs[0]
-    if not transposed and out is not None and _is_short(b, shape, total, gradient, weight, b.current.args[1]):
+    if not transposed and out is not None and _is_short(b, shape, total, gradient, weight):
         realize = _realize(shared.call, {gradient: 0, weight: 2})
         return (ir.Pointwise(out, total.out_vars, _written_out(total, (gradient, weight), realize), b.origin),)
     return (_contraction(b, total, (gradient, weight), shared.giving(shared.call.outs[:1]), (0, 2), shared=shared),)

@@ -5,7 +5,8 @@ in eager through every sum that it takes part in, while all matmuls and norms on
 kernel would read or write one of the two with a stride. Here each such tensor takes the order, its own or row-major, in which
 more bytes of the other tensors are in step with it; tensors are looked at again while their neighbours change.
 
-Orders of images are left as they are: `kgen/capture/layouts.py` has chosen them.
+Orders of images are left as they are where something is a convolution: `kgen/capture/layouts.py` has chosen them. Elsewhere a
+tensor of four dimensions with the second one innermost is no image. Such is a bias of scores that was looked up by positions.
 """
 
 from __future__ import annotations
@@ -26,7 +27,8 @@ ROUNDS = 8
 
 def choose_orders(graph: ir.Graph) -> None:
     """Gives buffers with flexible layouts the order of strides that suits their neighbours; hints are all that changes."""
-    flexible = {name for name, buffer in graph.buffers.items() if buffer.strides is None and _is_permuted(buffer)}
+    images = any(ir.is_contraction(node) and node.windowed for node in graph.nodes)
+    flexible = {name for name, buffer in graph.buffers.items() if buffer.strides is None and _is_permuted(buffer, images)}
     if not flexible:
         return
     nodes = [one for one in map(_Node, graph.nodes) if not flexible.isdisjoint(a.buffer for a in one.accesses)]
@@ -37,11 +39,11 @@ def choose_orders(graph: ir.Graph) -> None:
             return
 
 
-def _is_permuted(buffer: ir.Buffer) -> bool:
-    """Whether it prefers an order besides row-major and that of images."""
+def _is_permuted(buffer: ir.Buffer, images: bool) -> bool:
+    """Whether it prefers an order besides row-major and, where there are `images`, theirs."""
     rows = tuple(range(len(buffer.sizes)))
-    images = (0, *rows[2:], 1) if len(rows) > 3 else rows
-    return buffer.hint is not None and buffer.hint not in (rows, images) and buffer.alias_of is None
+    kept = (rows, (0, *rows[2:], 1) if len(rows) > 3 else rows) if images else (rows,)
+    return buffer.hint is not None and buffer.hint not in kept and buffer.alias_of is None
 
 
 class _Node:

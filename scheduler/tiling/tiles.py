@@ -65,12 +65,17 @@ SHORT_COLUMN, REGISTER_COLUMN, REGISTER_POINTS = 64, 512, 8192
 # backward of an RMS norm of 4096 columns takes 1.3 times as long on an H200, with three 1.13 times.
 SHARED_POINTS = 4096
 SHARED_WARP = 512
+# Of rows of a medium length half as many: fewer warps wait for each other at each sum of a row (H200, 2026-11-26, backward of layer
+# norms: 6272 rows of 384 in 16 us and not 29, 25088 of 192 in 28 and not 41, 16384 of 1024 in 34 and not 43; shorter and longer rows
+# took up to twice as long).
+MEDIUM_ROWS = (256, 1024)
 SHARED_STAGES = 3
 # Shared memory that the next blocks may take: GPUs with little of it still hold a program with a long row.
 SHARED_BYTES = 65536
-# Warps of 128 registers a thread that an SM holds: two programs of a full block. Should one need more registers, the
-# programs run in two rounds of equal size.
+# Warps of 128 registers a thread that an SM holds: two programs of a full block; and how many of a few warps, whose threads have
+# up to 168. Should one need more registers, the programs run in two rounds of equal size.
 WARPS_PER_SM = 16
+FEW_WARPS, OF_FEW_WARPS = 4, 3
 # Blocks of rows that a program takes where there are enough: the fewer programs, the fewer partial sums.
 MIN_BLOCKS = 4
 # A longer row is walked again, out of the L2 cache, rather than held by all the registers of an SM: then other programs'
@@ -333,7 +338,8 @@ def _rows_per_program(rows: int, r: int, gpu: Gpu, across: bool) -> int:
 def shared_blocks(rows: int, length: int, gpu: Gpu) -> Blocks:
     """The tile of a kernel whose programs share out the rows."""
     r = power_of_two(length)
-    x = max(1, SHARED_POINTS // r)
+    medium = MEDIUM_ROWS[0] <= r <= MEDIUM_ROWS[1]
+    x = max(1, SHARED_POINTS // r // (2 if medium else 1))
     while x > 1 and rows < x * gpu.compute_units:
         x //= 2
     return Blocks(x=x, r=r, warps=max(1, min(MAX_WARPS, x * r // SHARED_WARP)), stages=SHARED_STAGES)
@@ -351,7 +357,7 @@ def shares(rows: int, length: int, gpu: Gpu) -> int:
     """Programs among which rows are shared out: not more than run side by side, all with the same number of blocks."""
     blocks = shared_blocks(rows, length, gpu)
     count = -(-rows // blocks.x)
-    most = gpu.compute_units * max(1, WARPS_PER_SM // blocks.warps)
+    most = gpu.compute_units * (OF_FEW_WARPS if blocks.warps == FEW_WARPS else max(1, WARPS_PER_SM // blocks.warps))
     programs = min(most, max(count // MIN_BLOCKS, min(count, gpu.compute_units)))
     rounds = -(-count // max(1, programs))
     return -(-count // max(1, rounds))

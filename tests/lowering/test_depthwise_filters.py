@@ -171,7 +171,7 @@ KINDS = {
     "ragged": (Problem((37,), (4,), (1,), (3,), (1,), groups=20), 4),
     "multiples": (Problem((9, 11), (3, 2), (2, 1), (1, 2), (1, 2), groups=6, made=3), 2),
     "wide_steps": (Problem((17, 12), (2, 5), (5, 3), (4, 6), (3, 1), groups=7), 5),
-    "one_row": (Problem((12, 12), (5, 1), (1, 1), (2, 0), (1, 1), groups=16, channels_last=True), 5),
+    "one_row": (Problem((12, 12), (5, 1), (1, 1), (2, 0), (1, 1), groups=16), 5),
     "transposed": (Problem((7, 6), (3, 3), (2, 2), (1, 1), (1, 1), groups=8, transposed=True, extra=(1, 0)), 3),
     "volumes": (Problem((4, 5, 6), (2, 3, 3), (1, 2, 1), (1, 1, 1), (1, 1, 1), groups=4, dtype=bf16), 3),
     "no_images": (Problem((5, 6), (3, 3), (1, 1), (1, 1), (1, 1), batch=0, groups=4), 3),

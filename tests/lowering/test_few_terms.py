@@ -100,8 +100,7 @@ def test_few_results_stay_a_matmul() -> None:
     assert not isinstance(step, Kernel) or step.contracts
 
 
-def test_channels_side_by_side_stay_a_convolution() -> None:
-    """A template has them, and a GPU has measured it."""
+def test_channels_side_by_side_are_arithmetic_too() -> None:
     x = torch.empty(2, 160, 64, dtype=torch.bfloat16).transpose(1, 2)
     plan = planned(causal, x, torch.empty(64, 1, 4, dtype=torch.bfloat16), torch.empty(64, dtype=torch.bfloat16))
-    assert any(not isinstance(step, Kernel) or step.contracts for step in plan.steps)
+    assert all(isinstance(step, Kernel) and not step.contracts for step in plan.steps)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 from typing import Any
 
 import pytest
@@ -13,6 +14,9 @@ from torch.nn import functional
 from kgen import backend
 from kgen.capture.torch_adapter import GraphInfo
 from kgen.config import Config
+
+# The package's attribute of this name is its function.
+SCHEDULE = importlib.import_module("kgen.scheduler.schedule")
 
 
 def residuals(x: Tensor, filters: Tensor, w: Tensor, scale: Tensor) -> Tensor:
@@ -52,3 +56,37 @@ def test_saved_tensors_have_the_order_that_suits_their_readers(saved: list[tuple
     assert saved
     inner = [stride for stride in saved if sorted(stride)[1] > 1]
     assert any(stride[-1] == 1 for stride in inner), saved
+
+
+def biased(q: Tensor, k: Tensor, v: Tensor, table: Tensor, buckets: Tensor) -> Tensor:
+    """Scores with a bias that is looked up by positions, heads innermost."""
+    bias = table[buckets].permute(2, 0, 1)[None].exp().cos().sigmoid().log()  # dear enough to be stored
+    for _ in range(2):
+        q = torch.softmax(q @ k.mT + bias, -1) @ v
+    return q
+
+
+@pytest.fixture
+def lowered(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
+    """The graphs after their orders are chosen."""
+    found: list[Any] = []
+    real = SCHEDULE.choose_orders
+
+    def choose(graph: Any) -> None:
+        real(graph)
+        found.append({name: buffer.hint for name, buffer in graph.buffers.items() if len(buffer.sizes) == 4})
+
+    monkeypatch.setattr(SCHEDULE, "choose_orders", choose)
+    return found
+
+
+def test_a_bias_of_scores_is_no_image(lowered: list[Any]) -> None:
+    torch.manual_seed(0)
+    q, k, v = (torch.randn(2, 3, 16, 8) for _ in range(3))
+    args = (q, k, v, torch.randn(7, 3), torch.randint(0, 7, (16, 16)))
+    torch._dynamo.reset()
+    got = torch.compile(biased, backend="kgen", options={"cache": False})(*args)
+    torch.testing.assert_close(got, biased(*args))
+    (hints,) = lowered
+    assert hints
+    assert (0, 2, 3, 1) not in hints.values()
