@@ -306,8 +306,8 @@ def _beside(b: Builder, gradient: Tensor, image: Any) -> Tensor:
 def _gradients(
     b: Builder, shape: Shape, tensors: tuple[Tensor, Tensor, Tensor], transposed: bool, call: ir.Extern
 ) -> ir.Node | tuple[ir.Node, ...]:
-    """A node for each gradient that somebody reads."""
-    shared = ir.SharedCall(call, _OUTPUT_MASK)
+    """A node for each gradient that somebody reads. A GPU's library sums up the bias's by a kernel that does nothing else."""
+    shared = ir.SharedCall(call, _OUTPUT_MASK, sums=not b.on_gpu(tensors[0].device))
     wanted = [out is not None for out in call.outs]
     made = (make(b, shape, tensors, transposed, shared) for make, one in zip(_GRADIENTS, wanted, strict=True) if one)
     return tuple(node for nodes in made for node in nodes) if any(wanted[:2]) else call

@@ -269,10 +269,12 @@ class Extern:
 @dataclass(frozen=True, slots=True)
 class SharedCall:
     """A library call that gives the results of several nodes at once: `call.outs` names all of them. The argument at `mask`
-    tells it which ones to compute, a bool for each."""
+    tells it which ones to compute, a bool for each. `sums` says whether it makes those that are sums on its way, and not by a
+    pass of its own."""
 
     call: Extern
     mask: int
+    sums: bool = True
 
     def giving(self, outs: Container[str | None]) -> Extern:
         """The call for some of the results, of which somebody reads all."""

@@ -11,8 +11,8 @@ from kgen.verdict import Outcome, Reason, Verdict
 
 
 class SharedCalls(Transform):
-    """Has the library compute in one call what templates leave of the results that it gives in one. Sums among these
-    are nodes like any other only where no contraction of the call is left to the library."""
+    """Has the library compute in one call what templates leave of the results that it gives in one. Sums among these are nodes
+    like any other where no contraction of the call is left to the library, or where it would make them by a pass of its own."""
 
     name = "shared calls"
 
@@ -46,14 +46,14 @@ def shared_calls(nodes: Sequence[ir.Node], graph: ir.Graph) -> Iterator[Merged]:
             continue
         seen.add(shared.call.outs)
         others = (out for out in shared.call.outs if out is not None and positions.get(out, -1) > first)
-        members = (node.out, *(out for out in others if _is_left(nodes[positions[out]], graph)))
+        members = (node.out, *(out for out in others if _is_left(nodes[positions[out]], shared, graph)))
         if len(members) > 1:
             yield Merged(shared.giving(members), members)
 
 
-def _is_left(node: ir.Node, graph: ir.Graph) -> bool:
+def _is_left(node: ir.Node, shared: ir.SharedCall, graph: ir.Graph) -> bool:
     """Whether the library may compute a node: a contraction that no template has, or a sum in memory of its own."""
     if ir.is_contraction(node):
         return node.vendor is not None
     buffer = graph.buffers[ir.outs(node)[0]]
-    return isinstance(node, ir.Pointwise | ir.Reduction) and buffer.alias_of is None
+    return shared.sums and isinstance(node, ir.Pointwise | ir.Reduction) and buffer.alias_of is None

@@ -52,6 +52,25 @@ def test_what_nobody_has_measured_is_the_one_call_that_it_is_in_eager(gpu: bool)
     assert all(v.outcome is Outcome.FUSED for v in joined)
 
 
+def test_sums_that_cost_a_library_a_pass_stay_nodes() -> None:
+    """They are one kernel with what makes what they add up."""
+
+    def gradients_of_product(x: Tensor, w: Tensor, b: Tensor, g: Tensor) -> tuple[Tensor, ...]:
+        return gradients(x, w, b, g * 2)
+
+    graph = lowered(gradients_of_product, PROBLEM.args())
+    apart = [
+        replace(node, shared_call=replace(node.shared_call, sums=False))
+        if ir.is_contraction(node) and node.shared_call
+        else node
+        for node in graph.nodes
+    ]
+    for nodes, members in ((graph.nodes, 3), (apart, 2)):
+        [call] = shared_calls(nodes, graph)
+        assert len(call.members) == members
+        assert call.call.args[-1] == (True, True, members == 3)
+
+
 def test_a_training_step_has_one_call_for_its_gradients() -> None:
     x, w, b, _ = PROBLEM.args()
     tensors = [t.requires_grad_() for t in (x, w, b)]
