@@ -497,14 +497,17 @@ def _calls(gm: GraphModule, target: torch._ops.OpOverload) -> bool:
 
 
 def _frozen(gm: GraphModule, info: GraphInfo, config: Config) -> tuple[GraphModule, GraphInfo]:
-    """The graph without what depends on its module's tensors alone: further inputs bring that.
+    """The graph without what depends on its module's tensors alone: further inputs bring that. Layouts are chosen before, and
+    gradients that hide images taken apart after that, as `Passes.before_partitioning` does with joint graphs.
 
     Raises FreezingInTraining."""
     if not config.freezing:
-        return (laid_out(gm, config) if info.role == "inference" else gm), info
+        gm = laid_out(gm, config) if info.role == "inference" else gm
+        return higher_order.expand(gm, decompositions.GRADIENTS), info
     if info.role != "inference":
         raise errors.FreezingInTraining()
     gm = laid_out(_folded(gm, info, config), config, frozen_inputs(gm, info.static_inputs))
+    gm = higher_order.expand(gm, decompositions.GRADIENTS)
     gm, freezing = freeze(gm, info.static_inputs, config.numerics == "fast")
     return gm, replace(info, freezing=freezing, static_inputs=info.static_inputs | freezing.inputs)
 

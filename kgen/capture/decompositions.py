@@ -87,6 +87,7 @@ NATIVE: tuple[Any, ...] = (
     aten.max_pool2d_with_indices,
     aten.mm,
     aten.native_group_norm,
+    aten.native_group_norm_backward,
     # torch's core table has these, but as sums over a scatter of ones or gathers per window
     aten.avg_pool2d_backward,
     aten.sum.default,
@@ -132,6 +133,43 @@ def _native_group_norm(  # noqa: PLR0913  aten's arguments
     return out.to(x.dtype), mean, scale
 
 
+def _native_group_norm_backward(  # noqa: PLR0913  aten's arguments
+    dy: torch.Tensor,
+    x: torch.Tensor,
+    mean: torch.Tensor,
+    rstd: torch.Tensor,
+    weight: torch.Tensor | None,
+    n: int,
+    c: int,
+    hxw: int,
+    group: int,
+    wanted: list[bool],
+) -> tuple[torch.Tensor | None, ...]:
+    """With y = (x - mean) * rstd * weight: sums over each channel of an image, then one elementwise step. Images keep their
+    shape, so that layouts can be chosen for them."""
+    wide = torch.float32 if x.dtype.itemsize == 2 else x.dtype
+    dy_wide, x_wide, mean, rstd = (one.to(wide) for one in (dy, x, mean, rstd))
+    weights = torch.ones(c, dtype=wide, device=x.device) if weight is None else weight.to(wide)
+    each, per = (n, group, c // group), [*range(2, x.dim())]
+    products, sums = (one.sum(per).reshape(each) if per else one.reshape(each) for one in (dy_wide * x_wide, dy_wide))
+    dx = dweight = dbias = None
+    if wanted[0]:
+        grouped = weights.reshape(1, group, c // group)
+        number = c // group * hxw
+        of_x = ((sums * grouped).sum(2) * mean - (products * grouped).sum(2)) * rstd**3 / number
+        rest = -of_x * mean - (sums * grouped).sum(2) * rstd / number
+        spread = (n, c, *(1 for _ in per))
+        scale, of_x, rest = (
+            one.expand(each).reshape(spread) for one in (rstd[..., None] * grouped, of_x[..., None], rest[..., None])
+        )
+        dx = (dy_wide * scale + x_wide * of_x + rest).to(x.dtype)
+    if wanted[1]:
+        dweight = ((products - sums * mean[..., None]) * rstd[..., None]).sum(0).reshape(c).to(x.dtype)
+    if wanted[2]:
+        dbias = sums.sum(0).reshape(c).to(x.dtype)
+    return dx, dweight, dbias
+
+
 def _overloads(ops: tuple[Any, ...]) -> list[Any]:
     found: list[Any] = []
     for op in ops:
@@ -154,5 +192,7 @@ def table() -> dict[Any, Callable[..., Any]]:
 for _native in _overloads(NATIVE):
     TABLE.pop(_native, None)
 
-# Taken apart in joint graphs alone: there a backward pass may compute the last step again.
-TRAINED: dict[Any, Callable[..., Any]] = {aten.native_group_norm.default: _native_group_norm}
+# Taken apart after layouts are chosen: torch's own takes images for matrices, which have none.
+GRADIENTS: dict[Any, Callable[..., Any]] = {aten.native_group_norm_backward.default: _native_group_norm_backward}
+# And in joint graphs, where a backward pass may compute the last step again.
+TRAINED: dict[Any, Callable[..., Any]] = {aten.native_group_norm.default: _native_group_norm, **GRADIENTS}

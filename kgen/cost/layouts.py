@@ -31,14 +31,16 @@ def copy(value: torch.Tensor) -> int:
 
 
 def channels_first(images: Sequence[torch.Tensor], weight: torch.Tensor, groups: int) -> int:
-    """Of what the library does more at a convolution of images whose channels are not the innermost dimension; 0: nothing."""
+    """Of what the library does more at a convolution of images whose channels are not the innermost dimension; 0: nothing. A
+    GPU's reorders filters too, and their gradient: of small images they are most of it (U-Net at 8 x 8)."""
     if not _wants_channels_last(images[0]):
         return 0
     kind, device = _kind(weight, groups), images[0].device.type
     share = REORDERED[device][kind]
     if kind == "depthwise" and device == "cuda":
         share = max(share, TAP * math.prod(weight.shape[2:]))
-    return int(sum(map(_bytes, images)) * share)
+    filters = COPIED * len(images) * _bytes(weight) if kind == "dense" and device == "cuda" else 0.0
+    return int(sum(map(_bytes, images)) * share + filters)
 
 
 def _kind(weight: torch.Tensor, groups: int) -> str:

@@ -356,3 +356,14 @@ def test_a_gpus_depthwise_convolutions_pay_for_each_tap(taps: int, least: float)
         image = torch.empty(32, 128, 56, 56, dtype=torch.bfloat16, device="cuda")
         weight = torch.empty(128, 1, taps, taps, dtype=torch.bfloat16, device="cuda")
     assert costs.channels_first([image], weight, 128) >= (least if taps > 1 else 0.5) * 2 * image.numel()
+
+
+def test_a_gpus_filters_of_small_images_count() -> None:
+    """A library that reorders images reorders filters as well, and their gradient."""
+    with FakeTensorMode():
+        image = torch.empty(8, 1536, 4, 4, dtype=torch.bfloat16, device="cuda")
+        made = torch.empty(8, 768, 4, 4, dtype=torch.bfloat16, device="cuda")
+        weight, single = (torch.empty(768, 1536, n, n, dtype=torch.bfloat16, device="cuda") for n in (3, 1))
+    assert costs.channels_first([image], weight, 1) >= costs.copy(weight)
+    assert costs.channels_first([made, image], weight, 1) >= 2 * costs.copy(weight)
+    assert costs.channels_first([image], single, 1) < costs.copy(single)
