@@ -18,7 +18,7 @@ from kgen.ir.index import Expr, ExprLike
 from kgen.ir.nodes import Buffer, Origin, Sizes, TensorArg
 from kgen.ir.values import Value
 from kgen.lowering.few_terms import are_cheap, are_few, are_last, combined
-from kgen.lowering.tensor import Tensor, axes, indices, number_of, rounded
+from kgen.lowering.tensor import Tensor, axes, indices, is_empty, number_of, rounded
 
 # Up to so many elements rounds of maxima beat the library's partial sort on a CPU.
 FASTER_TOP = 16
@@ -116,9 +116,7 @@ class Builder:
         """Stores a tensor in a buffer of its own and returns the tensor that reads it; a plain whole-buffer load stays."""
         if is_whole_buffer(self.graph, tensor):
             return tensor
-        out = self.buffer(tensor.sizes, tensor.dtype, tensor.device, stem)
-        self.graph.nodes.append(ir.Pointwise(out.name, tensor.axes, tensor.value, self.origin))
-        return self.load(out)
+        return self.copy(tensor, stem)
 
     def reduce(
         self, op: str, tensor: Tensor, dims: Sequence[int], keepdim: bool = False, dtypes: Sequence[torch.dtype] | None = None
@@ -144,6 +142,9 @@ class Builder:
         kinds = list(dtypes) if dtypes else [tensor.dtype] * row.outputs
         if not dtypes and op in ("argmax", "argmin"):
             kinds[1] = torch.int64
+        if is_empty(tensor.sizes):
+            nothing = self._of_nothing(op, tensor.device, sizes, kinds)
+            return tuple(self._keep_dims(t, tensor.sizes, reduced) if keepdim else t for t in nothing)
         if all(v.extent == 1 for v in rvars):
             single = self._reduced_one(op, tensor, sizes, body, kinds)
             return tuple(self._keep_dims(t, tensor.sizes, reduced) if keepdim else t for t in single)
@@ -158,6 +159,13 @@ class Builder:
         if not keepdim:
             return tuple(results)
         return tuple(self._keep_dims(r, tensor.sizes, reduced) for r in results)
+
+    def _of_nothing(self, op: str, device: torch.device, sizes: Sizes, kinds: Sequence[torch.dtype]) -> tuple[Tensor, ...]:
+        """A reduction (or scan) over no elements, without a loop: what an invariant of an empty loop loads is nowhere."""
+        return tuple(
+            Tensor(sizes, kind, device, vs.const(ops.identity(op, kind) if k == 0 else 0, ops.compute_dtype(kind)))
+            for k, kind in enumerate(kinds)
+        )
 
     def _reduced_one(
         self, op: str, tensor: Tensor, sizes: Sizes, body: Value, kinds: Sequence[torch.dtype]
@@ -184,6 +192,8 @@ class Builder:
         outputs = 2 if op in ("argmax", "argmin") else 1
         tensor = rounded(tensor) if outputs == 2 else tensor
         kinds = list(dtypes) if dtypes else [tensor.dtype, torch.int64][:outputs]
+        if is_empty(tensor.sizes):
+            return self._of_nothing("sum", tensor.device, tensor.sizes, kinds)
         if tensor.sizes[dim % tensor.rank] == 1:
             return self._reduced_one(op, tensor, tensor.sizes, tensor.value, kinds)
         outs = [self.buffer(tensor.sizes, d, tensor.device) for d in kinds]
@@ -206,20 +216,25 @@ class Builder:
         if name is None:
             raise ValueError("scatter needs a target that owns its buffer")
         new = self.new_version(name)
-        self.graph.nodes.append(ir.Scatter(new.name, name, axes(sizes), tuple(index), value, mode, mask, self.origin))
+        loops = axes(sizes)
+        if is_empty(v.extent for v in loops):
+            index, value, mask = [ix.ZERO] * len(index), _anything(value), None
+        self.graph.nodes.append(ir.Scatter(new.name, name, loops, tuple(index), value, mode, mask, self.origin))
         return self.load(new)
 
     def copy(self, tensor: Tensor, stem: str | None = None) -> Tensor:
         """A fresh buffer with the contents of `tensor`."""
         out = self.buffer(tensor.sizes, tensor.dtype, tensor.device, stem)
-        self.graph.nodes.append(ir.Pointwise(out.name, tensor.axes, tensor.value, self.origin))
+        value = _anything(tensor.value) if is_empty(tensor.sizes) else tensor.value
+        self.graph.nodes.append(ir.Pointwise(out.name, tensor.axes, value, self.origin))
         return self.load(out)
 
     def mutate(self, target: str, tensor: Tensor) -> Tensor:
         """``copy_``: overwrites buffer `target` (its newest version) with `tensor`, and returns the new version."""
         new = self.new_version(target)
         where = indices(new.sizes)
-        self.graph.nodes.append(ir.Scatter(new.name, target, axes(new.sizes), where, tensor.value, "set", None, self.origin))
+        value = _anything(tensor.value) if is_empty(new.sizes) else tensor.value
+        self.graph.nodes.append(ir.Scatter(new.name, target, axes(new.sizes), where, value, "set", None, self.origin))
         return self.load(new)
 
     # ---- externs ----------------------------------------------------------------------------------------------------
@@ -453,6 +468,11 @@ def tensors(item: Any) -> Iterator[Tensor]:
     elif isinstance(item, tuple | list | dict):
         for part in item.values() if isinstance(item, dict) else item:
             yield from tensors(part)
+
+
+def _anything(value: Value) -> Value:
+    """A constant for the body of an empty loop: code may read in front of the loop what `value` reads, which is nowhere."""
+    return vs.const(0, value.dtype)
 
 
 def _is_element(value: Value) -> bool:

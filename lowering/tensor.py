@@ -31,6 +31,11 @@ def indices(sizes: Iterable[ExprLike]) -> tuple[Expr, ...]:
     return tuple(v.expr() for v in axes(sizes))
 
 
+def is_empty(sizes: Iterable[Expr]) -> bool:
+    """Whether a tensor of such a shape has no elements, whatever the symbols are."""
+    return any(s == 0 for s in sizes)
+
+
 @dataclass(frozen=True, slots=True)
 class Tensor:
     """A tensor under lowering. `dtype` is torch's; `value` has its compute dtype and ranges over ``axes(sizes)``.

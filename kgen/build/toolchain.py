@@ -195,7 +195,10 @@ _KERNEL_FLAGS = ("-O3", "-std=c++20", "-fopenmp", *_FLOAT_FLAGS, "-fno-exception
 
 # gcc looks up to 1000 stores back from each load, again in each of its passes: half the time that large straight kernels take
 # (a bicubic resize: 4.8 s, with this 2.4 s). Of small kernels the code stays the same within a few instructions in 10,000.
-_GCC_FLAGS = ("--param=sccvn-max-alias-queries-per-access=100",)
+#
+# Where the threads' shares of two kernels become the same code, gcc makes one call the other. It then fails to compile, because
+# what OpenMP makes of `parallel_for` says, as that does, that it is always inlined: gcc may not merge functions.
+_GCC_FLAGS = ("--param=sccvn-max-alias-queries-per-access=100", "-fno-ipa-icf-functions")
 
 
 # Lines for debuggers, and frames that perf can walk through.

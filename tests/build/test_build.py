@@ -151,6 +151,19 @@ def test_many_units_in_order(empty_cache):
     assert counters["cpp.compiles"] == 3
 
 
+def test_kernels_whose_shares_are_the_same_code(empty_cache):
+    """gcc would make one thread's function call the other one, which it then may not leave as a call."""
+    share = """extern "C" int {0}(void** ptrs, const int64_t* ints, int threads) {{
+      {1}* const p = static_cast<{1}*>(ptrs[0]);
+      kgen::parallel_for(threads, ints[0], 1024, [&](int64_t begin, int64_t end) {{
+        for (int64_t i = begin; i < end; ++i) for (int64_t k = 0; k < 0; ++k) p[k] = p[i];
+      }});
+      return 0;
+    }}
+    """
+    cpp.build_unit("two", "#include <kgen/kernel.h>\n" + share.format("one", "float") + share.format("other", "double"))
+
+
 def test_options_reach_the_builders_threads(tmp_path, empty_cache):
     with config.override(cache_dir=str(tmp_path / "elsewhere")):
         paths = cpp.build_units([cpp.Unit(f"u{i}", RETURN.format(i + 10)) for i in range(2)], include_dirs=[])

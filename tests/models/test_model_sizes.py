@@ -60,7 +60,7 @@ def test_sizes_compiled() -> None:
 @pytest.mark.cpu
 @pytest.mark.slow
 @pytest.mark.parametrize("dynamic", [True, None], ids=["dynamic", "automatic"])
-@pytest.mark.parametrize("name", [name for name in MODELS if name not in ("gru", "lstm", "mamba_scan", "mamba")])
+@pytest.mark.parametrize("name", [name for name in MODELS if name not in ("mamba_scan", "mamba")])
 def test_all_at_twenty_sizes(name: str, dynamic: bool | None) -> None:
     with torch._dynamo.config.patch(allow_rnn=True):
         check(name, MORE_SIZES, dynamic, train=False)
@@ -68,7 +68,7 @@ def test_all_at_twenty_sizes(name: str, dynamic: bool | None) -> None:
 
 @pytest.mark.cpu
 @pytest.mark.slow
-@pytest.mark.parametrize("name", ["bert", "gpt2", "llama", "t5", "resnet50", "unet"])
+@pytest.mark.parametrize("name", ["bert", "gpt2", "llama", "t5", "resnet50", "unet", "efficientnet", "dit", "dlrm", "gnn"])
 def test_training_at_twenty_sizes(name: str) -> None:
     check(name, MORE_SIZES, dynamic=True, train=True)
 
