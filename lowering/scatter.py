@@ -37,9 +37,9 @@ def accumulate(b: Builder, base: Tensor, change: Write) -> Tensor:
 
 
 def _adds_up(b: Builder, base: Tensor, change: Write) -> bool:
-    """Whether 16-bit numbers have at least as much added to them as there are of them: each sum would be rounded many times, and
-    a GPU, which adds no single 16-bit number at once, would try again wherever two programs meet (111 us for a table of 169x12
-    numbers, one of float32 a few; H100)."""
+    """Whether 16-bit numbers have at least as much added to them as there are of them: each sum would be rounded many times,
+    and a GPU, which adds no single 16-bit number at once, would try again wherever two programs meet (111 us for a table of
+    169x12 numbers, one of float32 a few; H100)."""
     if base.dtype not in ops.NARROW_FLOATS or base.dtype.itemsize != 2 or b.numerics == "eager":
         return False
     if base.value.op != "const":

@@ -48,7 +48,8 @@ _EITHER = frozenset(
         "_upsample_nearest_exact3d", "adaptive_max_pool2d", "amax", "amin", "avg_pool2d", "avg_pool2d_backward", "avg_pool3d",
         "avg_pool3d_backward", "cat", "clone", "constant_pad_nd", "full_like", "index", "max_pool2d_with_indices",
         "max_pool2d_with_indices_backward", "max_pool3d_with_indices", "max_pool3d_with_indices_backward", "mean",
-        "native_group_norm", "native_group_norm_backward", "ones_like", "sum", "upsample_nearest2d", "upsample_nearest3d", "var", "var_mean", "zeros_like",
+        "native_group_norm", "native_group_norm_backward", "ones_like", "sum", "upsample_nearest2d", "upsample_nearest3d",
+        "var", "var_mean", "zeros_like",
     )
 )  # fmt: skip
 # Views with as many dimensions, for which any strides will do: their results lie as their sources do.

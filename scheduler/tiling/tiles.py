@@ -65,15 +65,15 @@ SHORT_COLUMN, REGISTER_COLUMN, REGISTER_POINTS = 64, 512, 8192
 # backward of an RMS norm of 4096 columns takes 1.3 times as long on an H200, with three 1.13 times.
 SHARED_POINTS = 4096
 SHARED_WARP = 512
-# Of rows of a medium length half as many: fewer warps wait for each other at each sum of a row (H200, 2026-11-26, backward of layer
-# norms: 6272 rows of 384 in 16 us and not 29, 25088 of 192 in 28 and not 41, 16384 of 1024 in 34 and not 43; shorter and longer rows
-# took up to twice as long).
+# Of rows of a medium length half as many: fewer warps wait for each other at each sum of a row (H200, 2026-11-26, backward of
+# layer norms: 6272 rows of 384 in 16 us and not 29, 25088 of 192 in 28 and not 41, 16384 of 1024 in 34 and not 43; shorter and
+# longer rows took up to 2.8 times as long).
 MEDIUM_ROWS = (256, 1024)
 SHARED_STAGES = 3
 # Shared memory that the next blocks may take: GPUs with little of it still hold a program with a long row.
 SHARED_BYTES = 65536
-# Warps of 128 registers a thread that an SM holds: two programs of a full block; and how many of a few warps, whose threads have
-# up to 168. Should one need more registers, the programs run in two rounds of equal size.
+# Warps of 128 registers a thread that an SM holds: two programs of a full block; and how many of a few warps, whose threads
+# have up to 168. Should one need more registers, the programs run in two rounds of equal size.
 WARPS_PER_SM = 16
 FEW_WARPS, OF_FEW_WARPS = 4, 3
 # Blocks of rows that a program takes where there are enough: the fewer programs, the fewer partial sums.

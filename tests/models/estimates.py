@@ -55,8 +55,8 @@ def _choice(kernel: Launch) -> str:
 def missed(
     found: Mapping[str, Estimate], profile: Mapping[str, tuple[float, float]]
 ) -> list[tuple[float, float, float, float, str, str]]:
-    """The kernels that take longer than estimated, those that lose most first: microseconds of a step as measured, as estimated,
-    and at full rates, launches of a step, the function and its templates. `profile` has microseconds and launches of a step."""
+    """The kernels, those that take most longer than estimated first: microseconds of a step as measured, as estimated and at
+    full rates, launches of a step, the function and its templates. `profile` has microseconds and launches of a step."""
     rows = []
     for name, (us, launches) in profile.items():
         if (one := found.get(name)) is not None:

@@ -65,10 +65,10 @@ def test_sums_that_cost_a_library_a_pass_stay_nodes() -> None:
         else node
         for node in graph.nodes
     ]
-    for nodes, members in ((graph.nodes, 3), (apart, 2)):
+    for nodes, count in ((graph.nodes, 3), (apart, 2)):
         [call] = shared_calls(nodes, graph)
-        assert len(call.members) == members
-        assert call.call.args[-1] == (True, True, members == 3)
+        assert len(call.members) == count
+        assert call.call.args[-1] == (True, True, count == 3)
 
 
 def test_a_training_step_has_one_call_for_its_gradients() -> None:
