@@ -151,12 +151,12 @@ def _native_group_norm_backward(  # noqa: PLR0913  aten's arguments
     dy_wide, x_wide, mean, rstd = (one.to(wide) for one in (dy, x, mean, rstd))
     weights = torch.ones(c, dtype=wide, device=x.device) if weight is None else weight.to(wide)
     each, per = (n, group, c // group), [*range(2, x.dim())]
-    products, sums = (one.sum(per).reshape(each) if per else one.reshape(each) for one in (dy_wide * x_wide, dy_wide))
+    moments, sums = (one.sum(per).reshape(each) if per else one.reshape(each) for one in (dy_wide * x_wide, dy_wide))
     dx = dweight = dbias = None
     if wanted[0]:
         grouped = weights.reshape(1, group, c // group)
         number = c // group * hxw
-        of_x = ((sums * grouped).sum(2) * mean - (products * grouped).sum(2)) * rstd**3 / number
+        of_x = ((sums * grouped).sum(2) * mean - (moments * grouped).sum(2)) * rstd**3 / number
         rest = -of_x * mean - (sums * grouped).sum(2) * rstd / number
         spread = (n, c, *(1 for _ in per))
         scale, of_x, rest = (
@@ -164,7 +164,7 @@ def _native_group_norm_backward(  # noqa: PLR0913  aten's arguments
         )
         dx = (dy_wide * scale + x_wide * of_x + rest).to(x.dtype)
     if wanted[1]:
-        dweight = ((products - sums * mean[..., None]) * rstd[..., None]).sum(0).reshape(c).to(x.dtype)
+        dweight = ((moments - sums * mean[..., None]) * rstd[..., None]).sum(0).reshape(c).to(x.dtype)
     if wanted[2]:
         dbias = sums.sum(0).reshape(c).to(x.dtype)
     return dx, dweight, dbias

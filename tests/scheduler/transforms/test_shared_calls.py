@@ -55,10 +55,10 @@ def test_what_nobody_has_measured_is_the_one_call_that_it_is_in_eager(gpu: bool)
 def test_sums_that_cost_a_library_a_pass_stay_nodes() -> None:
     """They are one kernel with what makes what they add up."""
 
-    def gradients_of_product(x: Tensor, w: Tensor, b: Tensor, g: Tensor) -> tuple[Tensor, ...]:
+    def gradients_of_multiple(x: Tensor, w: Tensor, b: Tensor, g: Tensor) -> tuple[Tensor, ...]:
         return gradients(x, w, b, g * 2)
 
-    graph = lowered(gradients_of_product, PROBLEM.args())
+    graph = lowered(gradients_of_multiple, PROBLEM.args())
     apart = [
         replace(node, shared_call=replace(node.shared_call, sums=False))
         if ir.is_contraction(node) and node.shared_call
