@@ -135,6 +135,8 @@ def _templates_parser(parser: argparse.ArgumentParser) -> None:
     for name in ("list", "show", "check", "why"):
         made[name].add_argument("--module", action="append", default=[], help="import this module, which declares templates")
     made["check"].add_argument("--configs", type=int, default=3, help="configurations of each problem")
+    made["check"].add_argument("--only", metavar="TEXT", action="append", default=[], help="problems with this in their text")
+    made["check"].add_argument("--seconds", type=float, help="begin no further problem after so long")
 
 
 def _cache_parser(parser: argparse.ArgumentParser) -> None:

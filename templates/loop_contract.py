@@ -21,7 +21,8 @@ from kgen import errors
 from kgen.ir import nodes as ir
 from kgen.ir.plan import ComboKernel, Kernel, Launch, Nest, Packing, Tiling
 from kgen.templates import registry
-from kgen.templates.contract import Config, Knob, check_device, check_knobs, line_of, source_file, version_of
+from kgen.templates.author_files import line_of, source_file, version_of
+from kgen.templates.contract import Config, Knob, check_device, check_knobs
 from kgen.templates.loop_slots import KINDS, NEEDED, slot_names
 from kgen.templates.render import sources, undeclared
 
@@ -223,7 +224,7 @@ def _checked(cls: type, implements: Loops, device: str, source: str, name: str) 
     empty = [k for k, one in knobs.items() if not one.values]
     if empty:
         raise fail(f"knob {empty[0]} has no values")
-    path = source_file(cls, source, fail)
+    path = source_file(cls, source, device, fail)
     _check_source(path, device, implements.kind, set(knobs), fail)
     return LoopTemplate(name, implements, device, path, knobs, cls(), _version(cls, path, device))
 
