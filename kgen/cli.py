@@ -1,4 +1,4 @@
-"""The command line: ``kgen explain|bisect|cache|doctor|templates|tune``. A command's module is imported when it runs."""
+"""The command line, ``kgen explain`` and so on. A command's module is imported when it runs."""
 
 from __future__ import annotations
 
@@ -104,6 +104,13 @@ def _parser() -> argparse.ArgumentParser:
     four.add_argument("target", metavar="script.py", type=Path)
     four.add_argument("--file", type=Path, help="the tuning file to add to")
     four.add_argument("--seconds", type=float, help="how long to measure for one graph")
+    four.add_argument("--suggest", action="store_true", help="measure nothing: say what nobody has measured, the slowest first")
+
+    five = _command(
+        commands, "completion", "print what makes a shell complete kgen's commands", "completion_command:completion"
+    )
+    five.add_argument("shell", choices=("bash", "zsh", "fish"))
+    five.set_defaults(root=parser)
     return parser
 
 

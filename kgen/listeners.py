@@ -17,6 +17,10 @@ class Listeners(Generic[Note]):
     def __init__(self) -> None:
         self._heard: list[list[Note]] = []
 
+    @property
+    def is_heard(self) -> bool:
+        return bool(self._heard)
+
     def note(self, make: Callable[[], Note]) -> None:
         """Gives every listener a note, which is made only where there is one."""
         if self._heard:
