@@ -36,6 +36,7 @@ from kgen import errors
 from kgen.ir import ops
 from kgen.ir.plan import Config
 from kgen.templates import registry
+from kgen.templates.author_calls import guarded
 from kgen.templates.author_files import line_of, source_file, version_of
 from kgen.templates.base import PUBLIC, KernelTemplate, Request, Resources
 from kgen.templates.pattern import Pattern, contraction, letters, never_seen, operator
@@ -359,9 +360,9 @@ def _checked(cls: type, implements: Pattern, device: str, source: str, name: str
     _check_steps(implements, members, used, fail)
     _check_joining(cls.joins, used, fail)
     return Template(
-        name, implements, device, path, operands, results, knobs, cls.longest, cls(), version_of(cls, path), cls.joins,
-        {k: v for k, v in own.items() if isinstance(v, Workspace)}, {k: v for k, v in own.items() if isinstance(v, HostValue)},
-        cls.language,
+        name, implements, device, path, operands, results, knobs, cls.longest, _author(cls, name), version_of(cls, path),
+        cls.joins, {k: v for k, v in own.items() if isinstance(v, Workspace)},
+        {k: v for k, v in own.items() if isinstance(v, HostValue)}, cls.language,
     )  # fmt: skip
 
 
@@ -483,6 +484,11 @@ def _check_source(
         line = next(node.lineno for node in syntax.find_all(jinja2.nodes.Name) if node.name == unknown[0])
         raise fail(f"{path.name} uses {', '.join(unknown)}: no slot, no knob and no axis", f"{path}, line {line}")
     return used, rendered
+
+
+def _author(cls: type[KernelTemplate], name: str) -> KernelTemplate:
+    """kgen's own templates are called thousands of times a graph, and their errors are kgen's."""
+    return cls() if cls.__module__ in registry.BUILT_IN else guarded(cls(), KernelTemplate, name)
 
 
 def check_device(device: str, fail: Callable[[str], Exception]) -> None:
