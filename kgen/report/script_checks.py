@@ -12,6 +12,7 @@ from typing import Any
 import torch
 
 from kgen.capture.eager_graph import EagerGraph
+from kgen.capture.seeds import drawn_on_cpu
 from kgen.reference.evaluate import Policy, evaluate_graph
 
 __all__ = ["TOLERANCE", "check", "difference", "say", "timed"]
@@ -30,9 +31,11 @@ def check(graph: Graph, drawn: Callable[[], list[Any]], folder: Path) -> bool:
         say("not checked: there is no reference in this folder")
         return False
     expected_inputs = [x.cpu() if isinstance(x, torch.Tensor) else x for x in drawn()]
-    expected = reference(expected_inputs)
+    with drawn_on_cpu(stay=True):
+        expected = reference(expected_inputs)
     inputs = drawn()
-    got = graph(list(inputs))
+    with drawn_on_cpu(stay=False):
+        got = graph(list(inputs))
     pairs = [(f"output {k}", a, b) for k, (a, b) in enumerate(zip(got, expected, strict=True))]
     pairs += [(f"input {k} after the call", a, b) for k, (a, b) in enumerate(zip(inputs, expected_inputs, strict=True))]
     wrong = [f"{what}: {found}" for what, a, b in pairs if (found := difference(a, b))]

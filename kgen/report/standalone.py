@@ -392,10 +392,17 @@ class Script:
 
 
 def _interpreted(item: hp.Instruction) -> hp.Instruction:
-    """A launch as a call of the interpreter."""
+    """An instruction without a GPU: a launch is a call of the interpreter."""
     if isinstance(item, hp.Pick):
         return replace(item, items=tuple(_call(one) if isinstance(one, hp.Launch) else one for one in item.items))
+    if isinstance(item, hp.Extern):
+        return replace(item, args=tuple(map(_on_cpu, item.args)), kwargs=tuple((k, _on_cpu(v)) for k, v in item.kwargs))
     return _call(item) if isinstance(item, hp.Launch) else item
+
+
+def _on_cpu(arg: hp.Arg) -> hp.Arg:
+    """A device among an operator's arguments is that of the machine that wrote the script."""
+    return hp.ArgConst(torch.device("cpu")) if isinstance(arg, hp.ArgConst) and isinstance(arg.value, torch.device) else arg
 
 
 def _call(item: hp.Launch) -> hp.PythonCall:

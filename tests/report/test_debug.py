@@ -222,7 +222,8 @@ def test_scripts_of_gpu_kernels_check_out_in_the_interpreter(name, tmp_path, cap
     [folder] = tmp_path.iterdir()
     script = folder / "output_code.py"
     assert "p.launch(k0_" in script.read_text()
-    script.write_text(script.read_text().replace("p = Script()", 'p = Script("cuda:7")'))  # as a machine with GPUs writes it
+    text = script.read_text().replace("p = Script()", 'p = Script("cuda:7")')  # as a machine with GPUs writes it
+    script.write_text(text.replace("device(type='cpu')", "device(type='cuda', index=7)"))
     assert run_here(folder).is_interpreted
     out = capsys.readouterr().out
     assert "right:" in out
