@@ -18,7 +18,7 @@ def _fake_seeds(count: int, device: torch.device) -> torch.Tensor:
     return torch.empty(count, dtype=torch.int64, device=device)
 
 
-# Where seeds are drawn and where they then are, for those who compare a GPU's results with the CPU's; None: where they are asked.
+# Where seeds are drawn, and where they then are, for who compares a GPU's results with the CPU's; None: where they are asked.
 _drawn: ContextVar[tuple[str, str | None] | None] = ContextVar("kgen_seeds_drawn", default=None)
 
 

@@ -151,7 +151,7 @@ class Tuner:
         """Whether anything was measured on this machine, or may be now."""
         if (self.config.autotune and not self.config.gpu_interpreter) or UNANSWERED.get() is not None:
             return True
-        if UNMEASURED.is_heard:
+        if UNMEASURED.heard:
             return True
         names = {self.compiler.name(kind) for kind in ("cpu", "cuda")} if self.config.measurements else set()
         return any(e.key.device in names for file in self.chain.files for e in file.entries())
@@ -169,7 +169,7 @@ class Tuner:
         unanswered = UNANSWERED.get()
         if unanswered is not None:
             unanswered.update(key for own in keys.values() for key in own if self.known[key] is None)
-        if UNMEASURED.is_heard:
+        if UNMEASURED.heard:
             self._note_unmeasured([(q, keys[q.step.name]) for q in questions if q.step.name in keys])
         return {q.step.name: self._known(keys[q.step.name], q.hints) for q in questions if q.step.name in keys}
 
