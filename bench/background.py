@@ -3,10 +3,10 @@
     python -m bench.background --json out/bench/background.json
 
 First calls are those of fresh processes. Each has a cache of its own that holds the precompiled header and the runtime, and
-nothing of the graph. The modes take turns, each first in every second round, and wait until what the one before has started is
-over. Final speed is that of one process: the tuned graph and one of max-autotune are
-timed in turns once nothing is tuned any more. Each has a tuning file of its own, and so has a second graph of max-autotune: what
-two tunings of one problem differ by is the least that can be asked of any two.
+nothing of the graph. The modes take turns, each first in every second round, and wait until what the one before has started
+is over. Final speed is that of one process: the tuned graph and one of max-autotune are timed in turns once nothing is tuned
+any more. Each has a tuning file of its own, and so has a second graph of max-autotune: what two tunings of one problem differ
+by is the least that can be asked of any two.
 """
 
 from __future__ import annotations

@@ -160,9 +160,10 @@ def _cache_parser(parser: argparse.ArgumentParser) -> None:
     merge.add_argument("out", metavar="OUT", type=Path, help="the file to add to; it need not exist")
     merge.add_argument("files", metavar="IN", type=Path, nargs="+")
 
-    diff = _command(actions, "diff", "the measurements in which two tuning files differ", "cache_command:difference")
+    diff = _command(actions, "diff", "the problems for which two tuning files have other choices", "cache_command:difference")
     diff.add_argument("before", metavar="A", type=Path)
     diff.add_argument("after", metavar="B", type=Path)
+    diff.add_argument("--times", action="store_true", help="problems with other times and the same choice, too")
 
     export = _command(actions, "export", "write your measurements to a new file", "cache_command:export")
     export.add_argument("out", metavar="OUT", type=Path)

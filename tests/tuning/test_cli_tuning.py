@@ -204,6 +204,18 @@ def test_diff(tmp_path: Path, capsys: Any) -> None:
     assert out(capsys) == "no difference\n"
 
 
+def test_diff_is_of_choices_unless_times_are_asked_for(tmp_path: Path, capsys: Any) -> None:
+    a, b = tmp_path / "a", tmp_path / "b"
+    TuningFile(a).write([entry(1), entry(2)])
+    TuningFile(b).write([entry(1, seconds=2e-3, made="2026-02-02T03:04:05.000Z"), entry(2, config=(("BLOCK_M", 32),))])
+    assert main(["cache", "diff", str(a), str(b)]) == 0
+    printed = out(capsys)
+    assert "(m=2)" in printed
+    assert printed.endswith("\n1 differences\n")
+    assert main(["cache", "diff", str(a), str(b), "--times"]) == 0
+    assert out(capsys).endswith("\n2 differences\n")
+
+
 def test_export(mine: TuningFile, tmp_path: Path, capsys: Any) -> None:
     mine.write([entry(1), entry(2, device="CPU")])
     assert main(["cache", "export", "gpu.json", "--device", "GPU 1"]) == 0
