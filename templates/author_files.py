@@ -27,7 +27,7 @@ def line_of(cls: type) -> str:
 
 def source_file(cls: type, source: str, device: str, fail: Callable[[str], Exception]) -> Path:
     """The Jinja file beside the module that declares the class; where `source` has several lines it is the file's text."""
-    if "\n" in source:
+    if len(source.splitlines()) > 1:
         return _written(cls, source, SUFFIX[device])
     module = _module_file(cls)
     if module is None:
@@ -56,10 +56,11 @@ def _module_file(cls: type) -> Path | None:
 
 def _code(cls: type) -> bytes:
     """The methods and the values of a class that has no file."""
+    of_any = vars(type("Plain", (), {}))
     found = [
         (name, marshal.dumps(value.__code__) if isinstance(value, FunctionType) else repr(value))
         for name, value in sorted(vars(cls).items())
-        if not name.startswith("__")
+        if name not in of_any
     ]
     return repr(found).encode()
 
