@@ -1,7 +1,7 @@
 # The verbs of development; CI runs the same ones. Each does whatever set-up it needs, once.
 .DELETE_ON_ERROR:
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-full test-gpu opinfo models fuzz fuzz-gpu fuzz-programs fuzz-gpu-programs bench bench-gpu ablation docs lint format clean tree
+.PHONY: help setup demo test test-full test-gpu opinfo models fuzz fuzz-gpu fuzz-programs fuzz-gpu-programs bench bench-gpu ablation docs screenshots lint format clean tree
 
 PYTHON ?= python3
 VENV := .venv
@@ -40,6 +40,7 @@ help:
 	@echo "make bench-gpu  matmuls on a GPU: eager, cuBLAS, Inductor, kgen; then a report in out/bench (BENCH_ARGS=...)"
 	@echo "make ablation   what each optimisation is worth (BENCH_ARGS=...)"
 	@echo "make docs       the documentation as a site, in out/site"
+	@echo "make screenshots  pages of reports in out/screenshots (needs a Chromium)"
 	@echo "make lint       ruff, mypy, import-linter, private terms (tools/vocabulary.py)"
 	@echo "make format     ruff format and safe fixes"
 	@echo "make clean      remove build products and caches (keeps $(VENV))"
@@ -106,6 +107,10 @@ docs: $(STAMP)
 	$(BIN)/python -m pip install --quiet -c constraints.txt -e '.[docs]' --no-build-isolation
 	$(BIN)/python -m tools.reference_docs --check
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --quiet --strict
+
+# Pages of reports (a GPT step, a ResNet, a GPU graph) as a headless Chromium draws them, in out/screenshots.
+screenshots: $(STAMP)
+	SCREENSHOTS=out/screenshots $(BIN)/python -m pytest -q -p no:xdist tests/report/test_page.py -k browser
 
 lint: $(STAMP) tree
 	$(BIN)/ruff format --check $(SOURCES)

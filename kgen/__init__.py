@@ -108,12 +108,14 @@ _PUBLIC = {
 }
 
 
-def __getattr__(name: str) -> Any:
-    if name not in _PUBLIC:
-        raise AttributeError(f"module 'kgen' has no attribute {name!r}")
-    module, _, attribute = _PUBLIC[name].partition(":")
-    found = importlib.import_module(module)
-    return getattr(found, attribute) if attribute else found
+if not TYPE_CHECKING:  # to a type checker, a module with this function has every name
+
+    def __getattr__(name: str) -> Any:
+        if name not in _PUBLIC:
+            raise AttributeError(f"module 'kgen' has no attribute {name!r}")
+        module, _, attribute = _PUBLIC[name].partition(":")
+        found = importlib.import_module(module)
+        return getattr(found, attribute) if attribute else found
 
 
 def __dir__() -> list[str]:

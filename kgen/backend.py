@@ -23,8 +23,7 @@ from kgen.capture import decompositions, higher_order, rng, torch_adapter
 from kgen.capture.aot_cache import CompiledGraph, count_coverage
 from kgen.capture.eager_graph import EagerGraph
 from kgen.capture.freeze import freeze, frozen_inputs
-from kgen.capture.operators import check_names
-from kgen.capture.quantised import makes_quantised
+from kgen.capture.operators import check_names, makes_quantised
 from kgen.capture.shared_storages import SameStorages, may_write, shared_views
 from kgen.capture.torch_adapter import GraphInfo, copied_graph
 from kgen.config import Config
@@ -286,7 +285,8 @@ def kgen_backend(
     asked = {**options, **unknown} if isinstance(options, Mapping) and unknown else options or unknown
     config = ready_to_compile(mode, asked, not any(isinstance(x, torch.Tensor) and x.is_cuda for x in example_inputs))
     with _without_collections():
-        passes, watching, shared = Passes(config), watch.current_calls(), shared_views(example_inputs)
+        passes, watching = Passes(config), watch.CALLS.watch
+        shared = shared_views(example_inputs) if len(example_inputs) > 1 else ()
         given = GraphModule(gm, copied_graph(gm)) if watching is not None or shared else gm
         numbers = torch_adapter.numbers_known(gm)
         nothing: tuple[Verdict, ...] = ()
@@ -396,7 +396,7 @@ os.register_at_fork(after_in_child=_unlock)
 def compile_again(gm: GraphModule, info: GraphInfo, config: Config, known: tuple[Failure, ...] = ()) -> CompiledGraph:
     """`compile_graph` with the compiler that the configuration names, one graph at a time."""
     with _COMPILING, toolchain_of(config), _without_collections():
-        watching = watch.current()
+        watching = watch.GRAPHS.watch
         if watching is not None:
             return watching(gm, info, config, partial(compile_graph, known=known))
         return compile_graph(gm, info, config, known)

@@ -1,4 +1,4 @@
-"""The command line: ``kgen explain|bisect|cache|doctor|templates|tune``. A command's module is imported when it runs."""
+"""The command line, ``kgen explain`` and so on. A command's module is imported when it runs."""
 
 from __future__ import annotations
 
@@ -104,6 +104,13 @@ def _parser() -> argparse.ArgumentParser:
     four.add_argument("target", metavar="script.py", type=Path)
     four.add_argument("--file", type=Path, help="the tuning file to add to")
     four.add_argument("--seconds", type=float, help="how long to measure for one graph")
+    four.add_argument("--suggest", action="store_true", help="measure nothing: say what nobody has measured, the slowest first")
+
+    five = _command(
+        commands, "completion", "print what makes a shell complete kgen's commands", "completion_command:completion"
+    )
+    five.add_argument("shell", choices=("bash", "zsh", "fish"))
+    five.set_defaults(root=parser)
     return parser
 
 
@@ -135,6 +142,8 @@ def _templates_parser(parser: argparse.ArgumentParser) -> None:
     for name in ("list", "show", "check", "why"):
         made[name].add_argument("--module", action="append", default=[], help="import this module, which declares templates")
     made["check"].add_argument("--configs", type=int, default=3, help="configurations of each problem")
+    made["check"].add_argument("--only", metavar="TEXT", action="append", default=[], help="problems with this in their text")
+    made["check"].add_argument("--seconds", type=float, help="begin no further problem after so long")
 
 
 def _cache_parser(parser: argparse.ArgumentParser) -> None:
@@ -151,9 +160,10 @@ def _cache_parser(parser: argparse.ArgumentParser) -> None:
     merge.add_argument("out", metavar="OUT", type=Path, help="the file to add to; it need not exist")
     merge.add_argument("files", metavar="IN", type=Path, nargs="+")
 
-    diff = _command(actions, "diff", "the measurements in which two tuning files differ", "cache_command:difference")
+    diff = _command(actions, "diff", "the problems for which two tuning files have other choices", "cache_command:difference")
     diff.add_argument("before", metavar="A", type=Path)
     diff.add_argument("after", metavar="B", type=Path)
+    diff.add_argument("--times", action="store_true", help="problems with other times and the same choice, too")
 
     export = _command(actions, "export", "write your measurements to a new file", "cache_command:export")
     export.add_argument("out", metavar="OUT", type=Path)

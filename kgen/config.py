@@ -337,7 +337,8 @@ def _refuse_unknown_variables() -> None:
 
 def _checked_value(name: str, value: Any) -> Any:
     if name not in _FIELDS:
-        raise errors.UnknownOption(option=name, near=option_names.near(name, _FIELDS), valid=", ".join(sorted(_FIELDS)))
+        near = option_names.near(name, (*_FIELDS, *option_names.OF_INDUCTOR))
+        raise errors.UnknownOption(option=name, near=near, valid=", ".join(sorted(_FIELDS)))
     if name == "mode" and value not in MODES:
         raise errors.UnknownMode(mode=value, valid=", ".join(MODES))
     if name in _CHOICES:

@@ -258,7 +258,7 @@ class TemplateRefused(UserError):
 
 class TemplateCheckFailed(UserError):
     template = "template {template} fails {case} with {config}: {problem}"
-    hint = "check_template({template!r}, problems=[that case]) repeats it; kgen.config.override(debug=folder) keeps its code"
+    hint = "{repeats} repeats it (with problems= where you gave them); kgen.config.override(debug=folder) keeps its code"
 
 
 class FusionRequired(UserError):

@@ -12,24 +12,25 @@ Note = TypeVar("Note")
 
 
 class Listeners(Generic[Note]):
-    """Who listens to notes of one kind, in any thread: backward graphs may be compiled in one of autograd's."""
+    """Who listens to notes of one kind, in any thread: backward graphs may be compiled in one of autograd's. `heard` are the
+    notes of each listener."""
 
     def __init__(self) -> None:
-        self._heard: list[list[Note]] = []
+        self.heard: list[list[Note]] = []
 
     def note(self, make: Callable[[], Note]) -> None:
         """Gives every listener a note, which is made only where there is one."""
-        if self._heard:
+        if self.heard:
             note = make()
-            for heard in self._heard:
+            for heard in self.heard:
                 heard.append(note)
 
     @contextmanager
     def listening(self) -> Iterator[list[Note]]:
         """The notes of what happens inside, in order."""
         heard: list[Note] = []
-        self._heard.append(heard)
+        self.heard.append(heard)
         try:
             yield heard
         finally:
-            self._heard = [one for one in self._heard if one is not heard]
+            self.heard = [one for one in self.heard if one is not heard]

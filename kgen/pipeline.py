@@ -172,9 +172,10 @@ def schedule(work: tuple[GraphModule, ir.Graph], info: GraphInfo, config: Config
     gm, graph = work
     settled = _without_switches(config, info)
     options = scheduler_options(graph, settled)
-    if ir.any_combines(graph):  # else there is nothing to tune
+    if ir.any_combines(graph):  # else there is nothing to tune, and no configuration for a further attempt to do without
         options = replace(options, oracle=_tuner(options, settled))
-    plan = make_schedule(graph, replace(options, memo=info.memo.of(graph)))
+        options = replace(options, memo=info.memo.of(graph))
+    plan = make_schedule(graph, options)
     plan.verdicts += info.rewrites
     if any(NOTES in node.meta for node in gm.graph.nodes):
         plan.verdicts += notes(gm)
@@ -310,5 +311,11 @@ def build(work: tuple[GraphModule, Schedule, UnitPlan], info: GraphInfo, config:
         made_of = record(Record(info, plan, units, blueprint, config, scheduler_options(plan.graph, config)))
         if config.debug:
             debug.write_code(made_of, gm)
-    info.memo.clear()
+    _forget(info)
     return made
+
+
+def _forget(info: GraphInfo) -> None:
+    """No attempt follows."""
+    if info.memo.graph is not None:
+        info.memo.clear()

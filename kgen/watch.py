@@ -16,7 +16,7 @@ from kgen.capture.aot_cache import CompiledGraph
 from kgen.capture.torch_adapter import GraphInfo
 from kgen.config import Config
 
-__all__ = ["Compile", "Watch", "WatchCalls", "calls_watched", "current", "current_calls", "watched"]
+__all__ = ["CALLS", "GRAPHS", "Compile", "Watch", "WatchCalls", "calls_watched", "watched"]
 
 Compile = Callable[[GraphModule, GraphInfo, Config], CompiledGraph]
 
@@ -50,24 +50,15 @@ class _Kept(Generic[_W]):
             self.watch = before
 
 
-_GRAPHS, _CALLS = _Kept[Watch](), _Kept[WatchCalls]()
-
-
-def current() -> Watch | None:
-    """The watch of this process, if it has one."""
-    return _GRAPHS.watch
+# On the graphs that AOTAutograd gives, and on those of Dynamo's.
+GRAPHS, CALLS = _Kept[Watch](), _Kept[WatchCalls]()
 
 
 def watched(watch: Watch) -> AbstractContextManager[None]:
     """Gives `watch` every graph that is compiled inside, in any thread."""
-    return _GRAPHS.holds(watch)
-
-
-def current_calls() -> WatchCalls | None:
-    """The watch of this process on Dynamo's graphs, if it has one."""
-    return _CALLS.watch
+    return GRAPHS.holds(watch)
 
 
 def calls_watched(watch: WatchCalls) -> AbstractContextManager[None]:
     """Gives `watch` every graph of Dynamo's that is compiled inside, in any thread."""
-    return _CALLS.holds(watch)
+    return CALLS.holds(watch)

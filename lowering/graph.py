@@ -27,7 +27,7 @@ from kgen.lowering.fused_calls import note_fused_calls
 from kgen.lowering.operation import OperatorAxes, lower_operator
 from kgen.lowering.results import Results, owners_of_results
 from kgen.lowering.row_values import remaining_cost, with_row_values_stored
-from kgen.lowering.table import rule_of
+from kgen.lowering.table import Rule
 from kgen.lowering.tensor import Tensor, number_of, rounded, unsupported
 from kgen.lowering.unbacked import UNBACKED
 
@@ -458,3 +458,8 @@ def _uses(node: Node) -> int:
         name = getattr(user.target, "__name__", str(user.target)).split(".")[0]
         total += max(1, _uses(user)) if user.op == "call_function" and name in _VIEWS else 1
     return total
+
+
+def rule_of(rules: Mapping[str, Rule], name: str) -> Rule | None:
+    """The rule of an operator with its overload, as in ``aten.add.Tensor``; None where there is none."""
+    return rules.get(name) or rules.get(name.rpartition(".")[0])

@@ -16,11 +16,6 @@ from kgen import errors
 Rule = Callable[..., Any]
 
 
-def rule_of(rules: Mapping[str, Rule], name: str) -> Rule | None:
-    """The rule of an operator with its overload, as in ``aten.add.Tensor``; None where there is none."""
-    return rules.get(name) or rules.get(name.rpartition(".")[0])
-
-
 def merge(families: tuple[ModuleType, ...]) -> dict[str, Rule]:
     """All rules in one table; two families claiming one operator is an error."""
     table: dict[str, Rule] = {}

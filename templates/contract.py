@@ -20,8 +20,6 @@ In the Jinja file ``{{ LOCKS }}`` is a pointer, ``{{ STEPS }}`` a number, or the
 from __future__ import annotations
 
 import difflib
-import hashlib
-import inspect
 import itertools
 from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -38,6 +36,8 @@ from kgen import errors
 from kgen.ir import ops
 from kgen.ir.plan import Config
 from kgen.templates import registry
+from kgen.templates.author_calls import guarded
+from kgen.templates.author_files import line_of, source_file, version_of
 from kgen.templates.base import PUBLIC, KernelTemplate, Request, Resources
 from kgen.templates.pattern import Pattern, contraction, letters, never_seen, operator
 from kgen.templates.render import environment
@@ -309,7 +309,7 @@ def template(*, implements: Pattern | Loops, device: Device, source: str, name: 
     """Registers the decorated class, which derives from `KernelTemplate` (of `loops`, from `LoopKernel`), as a template.
 
     `implements` is what it computes: a contraction, an operator, or `loops` (`loop_contract.py`). `device` is "cuda" (Triton)
-    or "cpu" (C++), `source` the Jinja file beside the module.
+    or "cpu" (C++), `source` the Jinja file beside the module, or its text where that has several lines (in a notebook).
     Raises BadTemplate for a declaration that does not hold together, DuplicateTemplate for a name that is taken."""
 
     def register(cls: T) -> T:
@@ -350,7 +350,7 @@ def _checked(cls: type, implements: Pattern, device: str, source: str, name: str
     _check_family(operands, results, fail)
     _check_sums(operands, implements, fail)
     _check_packs(operands, implements, device, fail)
-    path = source_file(cls, source, fail)
+    path = source_file(cls, source, device, fail)
     own = {k: v for k, v in members.items() if isinstance(v, Workspace | HostValue)}
     slots = (*knobs, *implements.axes, *implements.steps)
     together = list(results)[: len(results) - len(implements.seconds)]
@@ -360,9 +360,9 @@ def _checked(cls: type, implements: Pattern, device: str, source: str, name: str
     _check_steps(implements, members, used, fail)
     _check_joining(cls.joins, used, fail)
     return Template(
-        name, implements, device, path, operands, results, knobs, cls.longest, cls(), version_of(cls, path), cls.joins,
-        {k: v for k, v in own.items() if isinstance(v, Workspace)}, {k: v for k, v in own.items() if isinstance(v, HostValue)},
-        cls.language,
+        name, implements, device, path, operands, results, knobs, cls.longest, _author(cls, name), version_of(cls, path),
+        cls.joins, {k: v for k, v in own.items() if isinstance(v, Workspace)},
+        {k: v for k, v in own.items() if isinstance(v, HostValue)}, cls.language,
     )  # fmt: skip
 
 
@@ -486,12 +486,9 @@ def _check_source(
     return used, rendered
 
 
-def line_of(cls: type) -> str:
-    """The file and the line where an author's class begins."""
-    try:
-        return f"{inspect.getsourcefile(cls)}, line {inspect.getsourcelines(cls)[1]}"
-    except (OSError, TypeError):  # made at run time
-        return ""
+def _author(cls: type[KernelTemplate], name: str) -> KernelTemplate:
+    """kgen's own templates are called thousands of times a graph, and their errors are kgen's."""
+    return cls() if cls.__module__ in registry.BUILT_IN else guarded(cls(), KernelTemplate, name)
 
 
 def check_device(device: str, fail: Callable[[str], Exception]) -> None:
@@ -500,23 +497,8 @@ def check_device(device: str, fail: Callable[[str], Exception]) -> None:
         raise fail(f"device {device!r} is none of {', '.join(DEVICES)}")
 
 
-def source_file(cls: type, source: str, fail: Callable[[str], Exception]) -> Path:
-    """The Jinja file beside the module that declares the class."""
-    path = Path(inspect.getfile(cls)).parent / source
-    if not path.is_file():
-        raise fail(f"there is no file {path}")
-    return path
-
-
 def check_knobs(template: str, knobs: Iterable[str], values: Iterable[str]) -> None:
     """A configuration names knobs only. Raises BadTemplate."""
     unknown = sorted(set(values) - set(knobs))
     if unknown:
         raise errors.BadTemplate(template=template, problem=f"a configuration names {unknown}, which are no knobs")
-
-
-def version_of(cls: type, path: Path) -> str:
-    """A digest of the Jinja file and of the module that declares the template."""
-    digest = hashlib.sha256(path.read_bytes())
-    digest.update(Path(inspect.getfile(cls)).read_bytes())
-    return digest.hexdigest()[:12]

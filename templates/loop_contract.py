@@ -21,7 +21,9 @@ from kgen import errors
 from kgen.ir import nodes as ir
 from kgen.ir.plan import ComboKernel, Kernel, Launch, Nest, Packing, Tiling
 from kgen.templates import registry
-from kgen.templates.contract import Config, Knob, check_device, check_knobs, line_of, source_file, version_of
+from kgen.templates.author_calls import guarded
+from kgen.templates.author_files import line_of, source_file, version_of
+from kgen.templates.contract import Config, Knob, check_device, check_knobs
 from kgen.templates.loop_slots import KINDS, NEEDED, slot_names
 from kgen.templates.render import sources, undeclared
 
@@ -223,9 +225,14 @@ def _checked(cls: type, implements: Loops, device: str, source: str, name: str) 
     empty = [k for k, one in knobs.items() if not one.values]
     if empty:
         raise fail(f"knob {empty[0]} has no values")
-    path = source_file(cls, source, fail)
+    path = source_file(cls, source, device, fail)
     _check_source(path, device, implements.kind, set(knobs), fail)
-    return LoopTemplate(name, implements, device, path, knobs, cls(), _version(cls, path, device))
+    return LoopTemplate(name, implements, device, path, knobs, _author(cls, name), _version(cls, path, device))
+
+
+def _author(cls: type[LoopKernel], name: str) -> LoopKernel:
+    built_in = any(cls.__module__ in modules for modules in registry.BUILT_IN_LOOPS.values())
+    return cls() if built_in else guarded(cls(), LoopKernel, name)
 
 
 def _version(cls: type, path: Path, device: str) -> str:

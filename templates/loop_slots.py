@@ -140,7 +140,8 @@ class Tasks:
     """The loops outside of a row, or of all points. Threads share `count` tasks, at least `grain` each; `indices` are the
     statements that make loop variables of the number `task`, `advance` goes on to the next one. Where a task has one variable,
     `counter` is its name and `indices` are empty. `before` stands outside of the vector loop. Where only the vector loop is
-    left, the kernel is `flat`, and threads share its points."""
+    left, the kernel is `flat`, and threads share its points. Of `few` tasks one thread does all, as their number says when the
+    code is made."""
 
     flat: bool
     count: str
@@ -153,12 +154,7 @@ class Tasks:
     tile: TileLoop | None
     turned: tuple[TurnedSlot, ...]
     walked: tuple[tuple[str, str], ...]
-
-    @property
-    def few(self) -> bool:
-        """Whether one thread does it all, as their number says when the code is made."""
-        count = self.vector.extent if self.flat and self.vector is not None else self.count
-        return count.isdecimal() and int(count) <= self.grain
+    few: bool
 
 
 @dataclass(frozen=True, slots=True)

@@ -18,7 +18,7 @@ program(                                                        # a function of 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -32,7 +32,8 @@ from kgen.ir.program import Axes, Contract, Elementwise, Program, Ref, Softmax, 
 class Pattern:
     """What a template computes: a sum of products over the axes that no result has, what `operator` does, or a `program`, whose
     text is the `operator` then. `reference` computes the same in plain torch, for checks; by default the operator itself does.
-    `windows` are pairs of axes (position, tap) that walk through one dimension of an operand together."""
+    `windows` are pairs of axes (position, tap) that walk through one dimension of an operand together. `examples` are
+    an operator's other arguments, by name, as checks give them."""
 
     operands: tuple[Axes, ...]
     results: tuple[Axes, ...]
@@ -40,6 +41,7 @@ class Pattern:
     reference: Callable[..., Any] | None = None
     program: Program | None = None
     windows: tuple[tuple[str, str], ...] = ()
+    examples: tuple[tuple[tuple[str, Any], ...], ...] = ()
 
     @property
     def axes(self) -> Axes:
@@ -92,10 +94,15 @@ def contraction(first: str, rest: str) -> Pattern:
     return Pattern(operands, results, windows=windows)
 
 
-def operator(name: str, *axes: str, reference: Callable[..., Any] | None = None) -> Pattern:
+def operator(
+    name: str, *axes: str, reference: Callable[..., Any] | None = None, examples: Sequence[Mapping[str, Any]] = ()
+) -> Pattern:
     """``operator("mylib::gated", "m,k", "n,k -> m,n")``: an operator of ``torch.ops``, a user's custom operator among them,
     with the axes of its tensors in the order of its schema. Several results, all over the same axes, are separated by a
-    semicolon, and stored by one call; numbers among the operator's arguments are attributes of ``problem.arguments``."""
+    semicolon, and stored by one call; numbers among the operator's arguments are attributes of ``problem.arguments``.
+
+    `reference` computes the same in plain torch, for `check_template`. `examples` are other arguments, for both, such as
+    ``[{"eps": 1e-5}]``: the first ones in all problems, each further ones in a problem of their own."""
     operands, results, windows = _axes(axes)
     if "::" not in name:
         raise errors.BadTemplate(template=name, problem="the name of an operator is written 'namespace::name'")
@@ -103,7 +110,12 @@ def operator(name: str, *axes: str, reference: Callable[..., Any] | None = None)
         raise errors.BadTemplate(template=name, problem=f"its results are over different axes, {results}")
     if windows:
         raise errors.BadTemplate(template=name, problem="an operator's tensors have no windows")
-    return Pattern(operands, results, name, reference)
+    made = tuple(tuple((key, _hashable(value)) for key, value in one.items()) for one in examples)
+    return Pattern(operands, results, name, reference, examples=made)
+
+
+def _hashable(value: Any) -> Any:
+    return tuple(map(_hashable, value)) if isinstance(value, list | tuple) else value
 
 
 def never_seen(name: str) -> str | None:

@@ -75,7 +75,8 @@ def render_loops(problem: LoopProblem, symbol: str, choice: Choice | None = None
     """The kernel of loops without a contraction: by the choice, else by the first template that takes the problem, as the
     scheduler has decided. Raises NoLoopTemplate where none takes it."""
     template = loop_template(problem, "" if choice is None else choice.template)
-    LOOP_KERNELS.note(lambda: (problem, template))
+    if LOOP_KERNELS.heard:
+        LOOP_KERNELS.note(lambda: (problem, template))
     config = template.config(problem, {} if choice is None else dict(choice.config))
     return _language(template.device).loops[problem.kind](problem, template, config, symbol)
 

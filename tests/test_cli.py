@@ -365,3 +365,33 @@ def test_an_unknown_kind_of_entries_is_noted(fresh_cache, capsys, action):
 def test_a_new_template_has_a_name_that_can_be_imported(folder, capsys):
     assert main(["templates", "new", "class"]) == 2
     assert "'class' is no name of a module" in capsys.readouterr().err
+
+
+# ---- completion ---------------------------------------------------------------------------------------------------------
+
+
+def completed(*words: str) -> set[str]:
+    """What bash offers for the last word."""
+    line = " ".join(f"'{word}'" for word in words)
+    ask = f'COMP_WORDS=({line}); COMP_CWORD={len(words) - 1}; _kgen; printf "%s\\n" "${{COMPREPLY[@]}}"'
+    done = subprocess.run(
+        ["bash", "-c", f'eval "$({sys.executable} -m kgen completion bash)"; {ask}'], capture_output=True, text=True, check=True
+    )
+    return set(done.stdout.split())
+
+
+def test_bash_completes_commands_actions_and_flags():
+    assert completed("kgen", "t") == {"templates", "tune"}
+    assert completed("kgen", "templates", "") >= {"list", "show", "check", "new", "why", "--help"}
+    assert completed("kgen", "templates", "check", "--o") == {"--only"}
+    assert completed("kgen", "bisect", "--mode=x", "--j") == set()  # what is hidden from the help is hidden here
+    assert completed("kgen", "cache", "list", "script.py") == set()  # files are left to the shell
+
+
+def test_other_shells_get_every_command(capsys):
+    for shell in ("zsh", "fish"):
+        assert main(["completion", shell]) == 0
+        out = capsys.readouterr().out
+        assert all(word in out for word in ("explain", "doctor", "suggest", "why"))
+    with pytest.raises(SystemExit):
+        main(["completion", "tcsh"])

@@ -160,6 +160,8 @@ def test_a_switch_that_is_no_switch_is_refused() -> None:
 def test_a_misspelled_name_gets_a_suggestion(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(errors.UnknownOption, match="did you mean 'freezing'"):
         from_call(None, {"freezng": True})
+    with pytest.raises(errors.UnknownOption, match="did you mean 'max_autotune'"):
+        from_call(None, {"max_autotun": True})
     monkeypatch.setenv("KGEN_NUMERIC", "eager")
     with pytest.raises(errors.UnknownVariable, match="did you mean 'KGEN_NUMERICS'"):
         from_call()

@@ -119,7 +119,7 @@ def test_names_in_hints_are_there() -> None:
     assert [name for name in named if not resolves(name)] == []
     assert "name" in inspect.signature(kgen.template).parameters  # the hint of DuplicateTemplate
     assert "replaces" in inspect.signature(kgen.loops).parameters  # of LoopsTaken
-    assert {"problems"} <= inspect.signature(kgen.testing.check_template).parameters.keys()  # of TemplateCheckFailed
+    assert {"problems", "only"} <= inspect.signature(kgen.testing.check_template).parameters.keys()  # of TemplateCheckFailed
 
 
 def test_what_is_to_be_installed_is_an_extra() -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -10,6 +12,7 @@ import pytest
 
 pytestmark = [pytest.mark.none, pytest.mark.slow]
 ROOT = Path(__file__).resolve().parents[1]
+PYRIGHT = shutil.which("pyright")
 
 RIGHT = """
 from collections.abc import Iterable, Mapping
@@ -91,3 +94,17 @@ def test_each_wrong_snippet_is_an_error(tree: Path, tmp_path: Path) -> None:
     for (snippet, word), first, end in zip(WRONG.items(), lines[:-1], lines[1:], strict=True):
         found = [line for line in errors if first <= int(line.split(":")[1]) < end]
         assert any(word in line for line in found), (snippet, found)
+
+
+@pytest.mark.skipif(PYRIGHT is None, reason="needs pyright")
+def test_pyright_says_the_same(tree: Path, tmp_path: Path) -> None:
+    """No error in right code, and one in each wrong snippet."""
+    (tmp_path / "right.py").write_text(RIGHT)
+    head = "import torch\nimport kgen\n\ndef f(x: torch.Tensor) -> torch.Tensor:\n    return x\n\n"
+    for number, snippet in enumerate(WRONG):
+        (tmp_path / f"wrong_{number}.py").write_text(f"{head}{snippet}\n")
+    (tmp_path / "pyrightconfig.json").write_text(json.dumps({"extraPaths": [str(tree)]}))
+    command = [str(PYRIGHT), "--outputjson", "--pythonpath", sys.executable]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
+    found = {Path(one["file"]).name for one in json.loads(done.stdout)["generalDiagnostics"] if one["severity"] == "error"}
+    assert found == {f"wrong_{number}.py" for number in range(len(WRONG))}

@@ -19,7 +19,7 @@ from kgen.bisection.copies import RandomState, copied
 from kgen.bisection.search import Seen
 from kgen.config import Config
 from kgen.failures import NOT_OURS
-from kgen.report.standalone import difference
+from kgen.report.script_checks import difference
 from kgen.watch import calls_watched
 
 __all__ = [

@@ -14,7 +14,7 @@ from kgen.bisection.trial import Trial, Wrong, fresh, info_of
 from kgen.capture.operators import operator_name
 from kgen.ir.plan import Kernel, members
 from kgen.lowering.families import RULES
-from kgen.lowering.table import rule_of
+from kgen.lowering.graph import rule_of
 from kgen.reference.evaluate import evaluate_graph
 from kgen.report.record import Record, recording
 

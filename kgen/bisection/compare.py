@@ -14,7 +14,7 @@ from torch.fx import GraphModule, Interpreter, Node
 from torch.fx.node import map_aggregate
 
 from kgen.bisection.copies import RandomState, copied
-from kgen.report.standalone import TOLERANCE, difference
+from kgen.report.script_checks import TOLERANCE, difference
 
 __all__ = ["Wide", "first_difference", "first_that_differs", "run_eagerly", "widened"]
 

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from kgen.bisection.copies import RandomState
-from kgen.bisection.isolated import HANGS, how_it_ended
+from kgen.bisection.isolated import HANGS, cpu_seconds, hangs, how_it_ended
 from kgen.bisection.journal import doing, forget, load_part
 from kgen.bisection.part import Part
 from kgen.config import Config
@@ -49,9 +49,12 @@ def _run(arguments: Sequence[str], folder: Path, seconds: float, quiet: bool = F
     forget(folder)
     output = subprocess.DEVNULL if quiet else None
     with subprocess.Popen([sys.executable, "-m", "kgen", *arguments], stdout=output, stderr=output) as process:
+        step, before = "", 0.0
         while process.poll() is None:
-            found = doing(folder)
-            if found is not None and found[1] > seconds:
+            found, used = doing(folder), cpu_seconds(process.pid)
+            if found is None or found[0] != step:
+                step, before = "" if found is None else found[0], used
+            if found is not None and hangs(found[1], used - before, seconds):
                 process.kill()
                 process.wait()
                 return HANGS, found[0]

@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import IO
 
 import kgen.pipeline  # noqa: F401  all that a trial compiles with
-from kgen.bisection.isolated import HANGS, how_it_ended, read_message, write_message
+from kgen.bisection.isolated import HANGS, cpu_seconds, hangs, how_it_ended, read_message, write_message
 from kgen.bisection.journal import unpack_part
 from kgen.bisection.trial import Trial, Wrong
 
@@ -72,12 +72,12 @@ def _reply(job: bytes, writing: IO[bytes]) -> None:
 
 def _wait(process: int, seconds: float) -> int | None:
     """The exit code of a fork, negative for a signal; None where it had to be ended."""
-    latest = time.monotonic() + seconds
+    started = time.monotonic()
     while True:
         done, status = os.waitpid(process, os.WNOHANG)
         if done:
             return os.waitstatus_to_exitcode(status)
-        if time.monotonic() > latest:
+        if hangs(time.monotonic() - started, cpu_seconds(process), seconds):
             os.kill(process, signal.SIGKILL)
             os.waitpid(process, 0)
             return None

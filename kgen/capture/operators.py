@@ -221,3 +221,13 @@ def _reached(source: Node, stored: set[Node]) -> dict[Node, None]:
             found[node] = None
             stack += node.all_input_nodes[::-1]
     return found
+
+
+_QUANTISED = frozenset({torch.qint8, torch.quint8, torch.qint32, torch.quint4x2, torch.quint2x4})
+
+
+def makes_quantised(gm: GraphModule) -> bool:
+    """Whether a call of the graph makes a tensor of a quantised type. Tracing takes it for a tensor of floats, so nothing that
+    is known of it, or of what is computed of it, is true."""
+    given = (value for n in gm.graph.nodes if n.op == "call_function" for value in (*n.args, *n.kwargs.values()))
+    return any(isinstance(value, torch.dtype) and value in _QUANTISED for value in given)

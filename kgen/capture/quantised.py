@@ -15,21 +15,10 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.fx import GraphModule
 
-__all__ = ["MODULE", "decompositions_of_quantisation", "makes_quantised"]
+__all__ = ["MODULE", "decompositions_of_quantisation"]
 
 MODULE = "torch.ao.quantization.fx._decomposed"
-
-
-_TYPES = frozenset({torch.qint8, torch.quint8, torch.qint32, torch.quint4x2, torch.quint2x4})
-
-
-def makes_quantised(gm: GraphModule) -> bool:
-    """Whether a call of the graph makes a tensor of a quantised type. Tracing takes it for a tensor of floats, so nothing that
-    is known of it, or of what is computed of it, is true."""
-    given = (value for n in gm.graph.nodes if n.op == "call_function" for value in (*n.args, *n.kwargs.values()))
-    return any(isinstance(value, torch.dtype) and value in _TYPES for value in given)
 
 
 def decompositions_of_quantisation() -> Mapping[Any, Callable[..., Any]]:

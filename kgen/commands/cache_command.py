@@ -93,6 +93,8 @@ def merge(options: argparse.Namespace) -> int:
 
 def difference(options: argparse.Namespace) -> int:
     found = diff(_read(options.before), _read(options.after))
+    if not options.times:
+        found = [change for change in found if change.is_choice]
     write(changes(found), sys.stdout)
     print(f"{len(found)} differences" if found else "no difference")
     return OK

@@ -14,6 +14,7 @@ from kgen.commands.explain_text import Table, write
 from kgen.commands.script import imported
 from kgen.errors import UnknownTemplate
 from kgen.templates import registry
+from kgen.templates.author_files import line_of
 from kgen.templates.contract import Template
 from kgen.templates.loop_contract import LoopTemplate
 
@@ -66,7 +67,7 @@ def show(options: argparse.Namespace) -> int:
     load_modules(options)
     one = found_template(options.name)
     print(f"{one.name} for {one.device}: {_pattern(one)}")
-    print(f"class: {inspect.getsourcefile(type(one.author))}, line {inspect.getsourcelines(type(one.author))[1]}")
+    print(f"class: {line_of(type(one.author)) or _module(one)}")
     print(f"source: {one.source}")
     for name, knob in one.knobs.items():
         print(f"knob {name}: {', '.join(map(str, knob.values))}")
@@ -99,7 +100,7 @@ def check(options: argparse.Namespace) -> int:
 
     load_modules(options)
     found_template(options.name)
-    report = check_template(options.name, configs=options.configs, raises=False)
+    report = check_template(options.name, configs=options.configs, only=options.only, seconds=options.seconds, raises=False)
     print(report)
     return OK if report.passed and not report.failed else WRONG
 

@@ -1,4 +1,4 @@
-"""`kgen tune`: runs a script in a max-autotune mode and says what was measured."""
+"""`kgen tune`: runs a script in a max-autotune mode and says what was measured, or what would be."""
 
 from __future__ import annotations
 
@@ -10,9 +10,10 @@ from kgen.commands.cache_command import users_file
 from kgen.commands.exit_codes import OK, WRONG, misused
 from kgen.commands.explain_text import write
 from kgen.commands.script import run_script
-from kgen.commands.tuning_table import measurements
+from kgen.commands.tuning_table import measurements, suggestions
 from kgen.counters import counters
 from kgen.tuning.entry import diff
+from kgen.tuning.tuner import UNMEASURED
 
 __all__ = ["tune"]
 
@@ -20,6 +21,8 @@ __all__ = ["tune"]
 def tune(options: argparse.Namespace) -> int:
     if not options.target.is_file():
         return misused(f"there is no script {options.target}")
+    if options.suggest:
+        return _suggest(options)
     chosen = {"tuning_file": options.file and options.file.absolute(), "tuning_seconds": options.seconds}
     given = {name: value for name, value in chosen.items() if value is not None}
     # no graph from the cache, which would measure nothing; no CUDA graphs, whose recording would only take time
@@ -38,3 +41,19 @@ def tune(options: argparse.Namespace) -> int:
         return WRONG
     print("kgen: nothing was measured: the script compiled no problem that a template of kgen could take", file=sys.stderr)
     return WRONG
+
+
+def _suggest(options: argparse.Namespace) -> int:
+    """Runs the script in the default mode, each compilation of it in full, and lists what is left to estimates."""
+    given = {"tuning_file": options.file.absolute()} if options.file else {}
+    with config.insist(mode="default", tuning="before", cache=False, **given), UNMEASURED.listening() as found:
+        measured = counters["tuning.hit"]
+        well = run_script(options.target, options.arguments)
+        measured = counters["tuning.hit"] - measured
+    write(suggestions(found), sys.stdout)
+    problems = len({one.key for one in found})
+    print(f"problems that nobody has measured: {problems}, uses of measured ones: {measured}")
+    if problems:
+        command = " ".join(["kgen tune", *([f"--file {options.file}"] if options.file else []), str(options.target)])
+        print(f"`{command}` measures them, up to {config.current().tuning_seconds:g} seconds for each graph")
+    return OK if well else WRONG

@@ -3,18 +3,19 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from itertools import groupby
 
 from kgen.commands.explain_text import Heading, Section, Table
 from kgen.tuning.entry import Change, Entry, Key
+from kgen.tuning.tuner import Unmeasured
 
-__all__ = ["changes", "measurements", "seconds_text"]
+__all__ = ["changes", "measurements", "seconds_text", "suggestions"]
 
 
 def seconds_text(seconds: float) -> str:
-    """``12.3 us``, ``1.5 ms``: three digits; ``-`` for what was not measured."""
-    if math.isnan(seconds):
+    """``12.3 us``, ``1.5 ms``: three digits; ``-`` for what is not known."""
+    if not math.isfinite(seconds):
         return "-"
     for unit, scale in (("s", 1.0), ("ms", 1e-3)):
         if seconds >= 0.9995 * scale:
@@ -28,6 +29,28 @@ def measurements(entries: Iterable[Entry]) -> Iterator[Section]:
     for device, group in groupby(sorted(entries, key=lambda entry: _order(entry.key)), key=lambda entry: entry.key.device):
         yield Heading(device)
         yield Table(columns, tuple(_row(entry) for entry in group))
+
+
+def suggestions(found: Iterable[Unmeasured]) -> Iterator[Section]:
+    """A table a device: problems without a measurement, those first that take the most time by the cost model's estimates."""
+    columns = ("problem", "kernels>", "template about>", "library about>", "all of them>")
+    ordered = sorted(found, key=lambda one: (one.key.device, _order(one.key)))
+    for device, group in groupby(ordered, key=lambda one: one.key.device):
+        equal = [[*own] for _, own in groupby(group, key=lambda one: one.key)]
+        equal.sort(key=lambda own: -len(own) * _at_best(own[0]))
+        yield Heading(device)
+        yield Table(columns, tuple(_suggested(own) for own in equal))
+
+
+def _suggested(equal: Sequence[Unmeasured]) -> tuple[str, ...]:
+    one = equal[0]
+    times = (one.seconds, one.library_seconds, len(equal) * _at_best(one))
+    return (_problem(one.key), str(len(equal)), *map(seconds_text, times))
+
+
+def _at_best(one: Unmeasured) -> float:
+    """The lower estimate; what has none comes last."""
+    return min((s for s in (one.seconds, one.library_seconds) if math.isfinite(s)), default=0.0)
 
 
 def _row(entry: Entry) -> tuple[str, ...]:

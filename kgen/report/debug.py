@@ -9,8 +9,8 @@ continues the numbering.
         ir_lowered.txt     loop IR before fusion
         ir_scheduled.txt   the kernels, and the memory plan
         verdicts.txt       every decision, with what would change it
-        kernels.cpp        the generated code
-        output_code.py     the whole graph as a script: builds kernels.cpp, checks it and times it
+        kernels.cpp        the generated code; of GPU kernels a file each, k0_relu.py
+        output_code.py     the whole graph as a script: builds these, checks and times the graph
         graph.pkl          what it is checked against: the loop IR (or graph.fx: the aten graph)
 """
 
@@ -67,7 +67,8 @@ def write_schedule(plan: Schedule, info: GraphInfo, config: Config) -> None:
 
 def write_code(record: Record, gm: GraphModule) -> None:
     folder = _folder(record.config, record.info)
-    _write(folder, "kernels.cpp", kernels_text([one.source for one in record.units.sources]))
+    if record.units.sources:
+        _write(folder, "kernels.cpp", kernels_text([one.source for one in record.units.sources]))
     launches = [call.launch for call in record.units.calls.values() if call.launch is not None]
     for launch in launches:
         _write(folder, f"{launch.name}.py", launch.source)

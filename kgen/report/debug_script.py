@@ -18,6 +18,8 @@ from kgen.ir import values as vs
 from kgen.ir.index import Indirect, Size
 from kgen.ir.plan import Call, Launch, variants
 from kgen.ir.sizes import Sizes
+from kgen.rendered.gpu_kernel import TritonKernel
+from kgen.rendered.kernel_call import KernelCall
 from kgen.report import traffic
 from kgen.report.record import Record
 
@@ -35,7 +37,7 @@ def script_text(record: Record, reference: str) -> str:
         *_header(record, reference),
         "from math import inf, nan", "", "import torch", "from torch import device", "",
         "from kgen.report.standalone import Script, View", "",
-        "p = Script()",
+        f"p = Script({writer.device!r})" if writer.device != "cpu" else "p = Script()",
         *writer.lines(), "",
         'if __name__ == "__main__":',
         f"    p.run(__file__, moved={moved})",
@@ -45,6 +47,7 @@ def script_text(record: Record, reference: str) -> str:
 
 def _header(record: Record, reference: str) -> list[str]:
     plan, info = record.plan, record.info
+    on_gpu = any(call.launch is not None for call in record.units.calls.values())
     nodes: list[ir.Origin] = [o for k in plan.kernels for o in k.origins] + [c.node.origin for c in plan.calls]
     operators = dict.fromkeys(op for origin in nodes for op in origin.operators)
     sources = dict.fromkeys(origin.line for origin in nodes if origin.line)
@@ -53,8 +56,9 @@ def _header(record: Record, reference: str) -> list[str]:
         f'"""{info.role} graph {info.name}: {len(plan.kernels)} kernels, {len(plan.calls)} library calls ({machine}).', "",
         "Operators:", *(f"    {op}" for op in operators), "",
         "Source:", *(f"    {line}" for line in sources), "",
-        "Run this file: it builds kernels.cpp beside it, draws random inputs, checks the results against",
+        "Run this file: it builds the kernels beside it, draws random inputs, checks the results against",
         f"{reference}, and times a call.",
+        *(["Without a GPU its kernels run in Triton's interpreter, and nothing is timed."] if on_gpu else []),
         '"""', "",
     ]  # fmt: skip
     return [line.replace("\\", "\\\\").replace('"""', "'''") if 0 < k < len(text) - 2 else line for k, line in enumerate(text)]
@@ -73,11 +77,13 @@ class _Writer:
         self.objects = tuple(dict.fromkeys(text for unit in record.units.sources for text in unit.objects))
         program = record.blueprint.program
         self.program = without_poison(program) if record.config.poison else program
+        self.device = next((spec.device for spec in self.program.slots if spec.device != "cpu"), "cpu")
         self.taken: set[str] = set(_RESERVED)
         self.symbols = self._symbols()
         self.registers = {reg: self.fresh(name) for reg, name in self._register_names().items()}
         self.slots = {slot: self.fresh(name) for slot, name in self._slot_names().items()}
         self.steps = iter(self.plan.steps)
+        self.gpu_kernels: dict[str, str] = {}
 
     def fresh(self, stem: str) -> str:
         name = stem = "".join(c if c.isalnum() else "_" for c in stem)
@@ -152,6 +158,8 @@ class _Writer:
         out = [f"p.objects = {self.objects!r}"] if self.objects else []
         out += self.titled("sizes", (f"{name} = p.symbol({hints.get(reg, 0)})" for reg, name in self.registers.items()))
         out += (f"p.compute({self.compute(item)})" for item in program.computes)
+        launches = {c.launch.name: c.launch for c in self.calls.values() if c.launch is not None}
+        out += self.titled("GPU kernels", map(self.gpu_kernel, launches.values()))
         out += self.titled("inputs", (self.input(k, item) for k, item in enumerate(program.inputs)))
         constants = (f"{self.slots[slot]} = p.constant({k}, {self.geometry(slot)})" for slot, k in program.constants)
         out += self.titled("constants", constants)
@@ -180,7 +188,8 @@ class _Writer:
         strides = spec.strides if given is None or given.strides is not None else ()
         text = f"{spec.dtype}, {self.numbers(spec.sizes)}, {self.numbers(strides)}"
         offset = self.number(spec.offset)
-        return text if offset == "0" else f"{text}, {offset}"
+        text = text if offset == "0" else f"{text}, {offset}"
+        return text if spec.device == self.device else f"{text}, device={spec.device!r}"
 
     def instruction(self, item: hp.Instruction) -> str:
         if isinstance(item, _STEPS):
@@ -198,18 +207,39 @@ class _Writer:
         assert isinstance(item, hp.Compute)
         return f"p.compute_here({self.compute(item)})"
 
+    def gpu_kernel(self, kernel: TritonKernel) -> str:
+        """A kernel's declaration: its source is in a file, and this is what else decides its machine code."""
+        name = self.gpu_kernels[kernel.name] = self.fresh(kernel.name)
+        more = "".join(f", {key}={value!r}" for key, value in kernel.options)
+        given = f"{kernel.signature!r}, {kernel.divisible!r}, warps={kernel.num_warps}, stages={kernel.num_stages}{more}"
+        return f"{name} = p.gpu_kernel({kernel.name!r}, {given})"
+
     def kernel(self, item: Any, step: Launch) -> str:
+        calls = [self.calls[one.name] for one in variants(step)]
         if isinstance(item, hp.Pick):
             pick = _noted(f"with p.pick({self.number(item.register)}, {_tuple([str(n) for n in item.limits])}):", step.origins)
-            return "\n".join([pick, *(f"    {self.kernel_call(one, step)}" for one in item.items)])
-        return _noted(self.kernel_call(item, step), step.origins)
+            lines = (self.kernel_call(one, call) for one, call in zip(item.items, calls, strict=True))
+            return "\n".join([pick, *(f"    {line}" for line in lines)])
+        return _noted(self.kernel_call(item, calls[0]), step.origins)
 
-    def kernel_call(self, item: Any, step: Launch) -> str:
-        if not isinstance(item, hp.Kernel):
-            return f'p.gpu_kernel("{step.name}")'
-        sizes = f", {self.numbers(item.registers)}" if item.registers else ""
-        slots = _tuple([self.slots[slot] for slot in item.slots])
-        return f'p.kernel("{self.program.kernels[item.index]}", {slots}{sizes})'
+    def kernel_call(self, item: hp.Kernel | hp.Launch | hp.PythonCall, call: KernelCall) -> str:
+        if isinstance(item, hp.Kernel):
+            sizes = f", {self.numbers(item.registers)}" if item.registers else ""
+            return f'p.kernel("{self.program.kernels[item.index]}", {self.named(item.slots)}{sizes})'
+        assert call.launch is not None
+        if isinstance(item, hp.Launch):
+            slots, registers, grid = item.slots, item.registers, item.grid
+        else:  # in the interpreter: tensors, then integers, the last three of them the grid
+            slots = tuple(one.slot for one in item.args if isinstance(one, hp.ArgTensor))
+            numbers = tuple(one.reg for one in item.args if isinstance(one, hp.ArgInt))
+            registers, grid = numbers[:-3], numbers[-3:]
+        maps = tuple(one.buffer for one in call.maps)
+        more = f", maps={maps!r}" if maps else ""
+        name = self.gpu_kernels[call.launch.name]
+        return f"p.launch({name}, {self.named(slots)}, {self.numbers(registers)}, grid={self.numbers(grid)}{more})"
+
+    def named(self, slots: Sequence[int]) -> str:
+        return _tuple([self.slots[slot] for slot in slots])
 
     def call(self, item: Any, step: Any) -> str:
         made = [f"{self.slots[slot]} = p.result({self.geometry(slot)})" for slot in item.outs if slot is not None]

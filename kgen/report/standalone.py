@@ -7,26 +7,25 @@ A number in a script is an integer or a `Reg`, a size that is only known when th
 from __future__ import annotations
 
 import operator
-import pickle
-import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
-from statistics import median
 from typing import Any, Union
 
 import torch
 
-from kgen.build import cpp
+from kgen.build import cpp, triton
 from kgen.capture import rng  # noqa: F401  defines the operators that draw random numbers
-from kgen.capture.eager_graph import EagerGraph
 from kgen.host import native
 from kgen.host import program as hp
+from kgen.host.interpret import Interpreted
+from kgen.host.launch import load_kernel
 from kgen.ir import index as ix
-from kgen.reference.evaluate import Policy, evaluate_graph
+from kgen.rendered.gpu_kernel import TritonKernel
+from kgen.report.script_checks import check, say, timed
 
-__all__ = ["TOLERANCE", "Reg", "Script", "Slot", "View", "difference", "reduce_operator"]
+__all__ = ["Reg", "Script", "Slot", "View", "reduce_operator"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,10 +72,21 @@ class _Example:
     high: int
 
 
-class Script:
-    """Collects a `kgen.host.program.Program`. The methods are the instructions described there."""
+@dataclass(frozen=True, slots=True)
+class _GpuKernel:
+    """The launch of a kernel beside the script; the text of the file is read when the script runs."""
 
-    def __init__(self) -> None:
+    number: int
+    kernel: TritonKernel
+
+
+class Script:
+    """Collects a `kgen.host.program.Program`. The methods are the instructions described there. Slots are on `device` unless
+    they say otherwise; on a machine without such a GPU everything is on the CPU, and GPU kernels are interpreted."""
+
+    def __init__(self, device: str = "cpu") -> None:
+        self.device = device
+        self.gpu_kernels: list[TritonKernel] = []
         self.registers: list[int] = []
         self.literals: dict[int, int] = {}
         self.slots: list[hp.SlotSpec] = []
@@ -104,9 +114,17 @@ class Script:
         """``dst = op(args)`` between two steps: it needs a size that a library call found out."""
         self.code.append(hp.Compute(dst.number, op, *map(self._reg, args)))
 
-    def result(self, dtype: torch.dtype, sizes: Sequence[Number], strides: Sequence[Number], offset: Number = 0) -> Slot:
+    def result(
+        self,
+        dtype: torch.dtype,
+        sizes: Sequence[Number],
+        strides: Sequence[Number],
+        offset: Number = 0,
+        device: str | None = None,
+    ) -> Slot:
         """An array that a later library call gives."""
-        self.slots.append(hp.SlotSpec(dtype, self._regs(sizes), self._regs(strides), self._reg(offset)))
+        where = device or self.device
+        self.slots.append(hp.SlotSpec(dtype, self._regs(sizes), self._regs(strides), self._reg(offset), where))
         return Slot(len(self.slots) - 1)
 
     def _reg(self, number: Number) -> int:
@@ -128,9 +146,10 @@ class Script:
         strides: Sequence[Number],
         binds: Sequence[tuple[Reg, str, int]] = (),
         high: int = 8,
+        device: str | None = None,
     ) -> Slot:
         """A tensor argument. `binds` are the sizes it defines; example integers are drawn below `high`."""
-        slot = self.result(dtype, sizes, strides)
+        slot = self.result(dtype, sizes, strides, device=device)
         bound = tuple((reg.number, what, dim) for reg, what, dim in binds)
         self.inputs.append(_Example(hp.InputTensor(slot.number, dtype, self._regs(sizes), self._regs(strides), bound), high))
         return slot
@@ -142,32 +161,59 @@ class Script:
     def ignored(self) -> None:
         self.inputs.append(_Example(hp.InputIgnored(), 0))
 
-    def constant(self, position: int, dtype: torch.dtype, sizes: Sequence[Number], strides: Sequence[Number]) -> Slot:
+    def constant(
+        self,
+        position: int,
+        dtype: torch.dtype,
+        sizes: Sequence[Number],
+        strides: Sequence[Number],
+        offset: Number = 0,
+        device: str | None = None,
+    ) -> Slot:
         """Tensor number `position` of constants.pt."""
-        slot = self.result(dtype, sizes, strides)
+        slot = self.result(dtype, sizes, strides, offset, device)
         self.constants.append((slot.number, position))
         return slot
 
     # ---- steps ----------------------------------------------------------------------------------------------------------
 
-    def alloc(self, dtype: torch.dtype, sizes: Sequence[Number], strides: Sequence[Number], offset: Number = 0) -> Slot:
-        slot = self.result(dtype, sizes, strides, offset)
+    def alloc(
+        self,
+        dtype: torch.dtype,
+        sizes: Sequence[Number],
+        strides: Sequence[Number],
+        offset: Number = 0,
+        device: str | None = None,
+    ) -> Slot:
+        slot = self.result(dtype, sizes, strides, offset, device)
         self.code.append(hp.Alloc(slot.number))
         return slot
 
     def reuse(
-        self, old: Slot, dtype: torch.dtype, sizes: Sequence[Number], strides: Sequence[Number], offset: Number = 0
+        self,
+        old: Slot,
+        dtype: torch.dtype,
+        sizes: Sequence[Number],
+        strides: Sequence[Number],
+        offset: Number = 0,
+        device: str | None = None,
     ) -> Slot:
         """A new array in the memory of `old`."""
-        slot = self.result(dtype, sizes, strides, offset)
+        slot = self.result(dtype, sizes, strides, offset, device)
         self.code.append(hp.Reuse(slot.number, old.number))
         return slot
 
     def alias(
-        self, old: Slot, dtype: torch.dtype, sizes: Sequence[Number], strides: Sequence[Number], offset: Number = 0
+        self,
+        old: Slot,
+        dtype: torch.dtype,
+        sizes: Sequence[Number],
+        strides: Sequence[Number],
+        offset: Number = 0,
+        device: str | None = None,
     ) -> Slot:
         """A newer version, or another reading, of the memory of `old`."""
-        slot = self.result(dtype, sizes, strides, offset)
+        slot = self.result(dtype, sizes, strides, offset, device)
         self.code.append(hp.Alias(slot.number, old.number))
         return slot
 
@@ -186,7 +232,7 @@ class Script:
         """Of the kernels inside one runs: the first whose limit is at least the number, or the last, which has no limit."""
         code, self.code = self.code, []
         yield
-        items = tuple(item for item in self.code if isinstance(item, hp.Kernel))
+        items = tuple(item for item in self.code if isinstance(item, hp.Kernel | hp.Launch))
         self.code = [*code, hp.Pick(self._reg(number), tuple(limits), items)]
 
     def call(
@@ -208,9 +254,25 @@ class Script:
         """A call of a Python function, which no file can hold."""
         self.why_not = f"the graph calls the Python function {what}"
 
-    def gpu_kernel(self, name: str) -> None:
-        """A launch of a GPU kernel: scripts build C++ only."""
-        self.why_not = f"the graph launches the GPU kernel {name}"
+    def gpu_kernel(
+        self, name: str, signature: tuple[str, ...], divisible: tuple[bool, ...], warps: int, stages: int, **options: Any
+    ) -> _GpuKernel:
+        """A kernel in the file of its name, with what else its machine code depends on (`TritonKernel`)."""
+        kernel = TritonKernel(name, "", "", signature, divisible, warps, stages, tuple(options.items()))
+        self.gpu_kernels.append(kernel)
+        return _GpuKernel(len(self.gpu_kernels) - 1, kernel)
+
+    def launch(
+        self,
+        kernel: _GpuKernel,
+        slots: Sequence[Slot],
+        numbers: Sequence[Number],
+        grid: Sequence[Number],
+        maps: tuple[str, ...] = (),
+    ) -> None:
+        """Launches so many programs of a kernel; `maps` name the buffers of its TMA descriptors."""
+        given = tuple(slot.number for slot in slots)
+        self.code.append(hp.Launch(kernel.number, given, self._regs(numbers), self._regs(grid), maps))
 
     def bind(self, reg: Reg, slot: Slot, dim: int, what: str = "size") -> None:
         """A size that is known now that a library call has run."""
@@ -241,27 +303,64 @@ class Script:
         return hp.ArgConst(value)
 
     def program(self) -> hp.Program:
+        code, slots = self.code, self.slots
+        if self.is_interpreted:
+            code = [_interpreted(item) for item in code]
+            slots = [replace(spec, device="cpu") for spec in slots]
         return hp.Program(
-            tuple(example.spec for example in self.inputs), tuple(self.registers), tuple(self.slots), tuple(self.code),
+            tuple(example.spec for example in self.inputs), tuple(self.registers), tuple(slots), tuple(code),
             tuple(self.outputs), tuple(self.kernels), tuple(self.computes), tuple(self.constants),
+            () if self.is_interpreted else tuple(kernel.name for kernel in self.gpu_kernels),
         )  # fmt: skip
 
     # ---- running --------------------------------------------------------------------------------------------------------
 
+    @property
+    def is_on_gpu(self) -> bool:
+        return self.device != "cpu" and torch.cuda.is_available()
+
+    @property
+    def is_interpreted(self) -> bool:
+        """Whether GPU kernels run without a GPU."""
+        return bool(self.gpu_kernels) and not self.is_on_gpu
+
     def load(self, folder: Path) -> Callable[[list[Any]], list[Any]]:
-        """The graph as a callable on a boxed list of inputs, its kernels built from ``kernels.cpp`` in `folder`."""
+        """The graph as a callable on a boxed list of inputs, its kernels built from the files in `folder`."""
         if self.why_not:
             raise SystemExit(f"this file cannot run alone: {self.why_not}")
         source = (folder / "kernels.cpp").read_text() if self.kernels else ""
         libraries = [cpp.load_library(cpp.build_unit("kernels", source, objects=self.objects))] if self.kernels else []
-        constants = torch.load(folder / "constants.pt") if self.constants else []
-        return native.load(self.program(), libraries, constants)
+        constants = torch.load(folder / "constants.pt", map_location=self.where) if self.constants else []
+        texts = [(folder / f"{kernel.name}.py").read_text() for kernel in self.gpu_kernels]
+        kernels = [replace(one, source=text, key=text) for one, text in zip(self.gpu_kernels, texts, strict=True)]
+        if not self.is_on_gpu:
+            launches = [item for item in hp.each(self.code) if isinstance(item, hp.Launch)]
+            maps = {item.index: item.maps for item in launches}
+            callables = [Interpreted(kernel, maps.get(k, ())) for k, kernel in enumerate(kernels)]
+            return native.load(self.program(), libraries, constants, callables)
+        device = torch.device(self.device)
+        major, minor = torch.cuda.get_device_capability(device)
+        compiled = triton.compile_kernels(kernels, 10 * major + minor)
+        loaded = [load_kernel(kernel, [device.index or 0]) for kernel in compiled]
+        return native.load(self.program(), libraries, constants, launches=loaded)
+
+    @property
+    def where(self) -> str:
+        """Where the arrays are that do not say otherwise."""
+        return self.device if self.is_on_gpu else "cpu"
 
     def example_inputs(self) -> list[Any]:
         """Random inputs of the right sizes, strides and dtypes; the same ones at each call."""
         torch.manual_seed(0)
         values = self._values()
-        return [_draw(example, values) for example in self.inputs]
+        return [self._placed(example, _draw(example, values)) for example in self.inputs]
+
+    def _placed(self, example: _Example, value: Any) -> Any:
+        """A drawn input, on the device of its slot; the numbers are those of every machine."""
+        if not isinstance(example.spec, hp.InputTensor) or not self.is_on_gpu:
+            return value
+        moved = torch.empty_strided(value.shape, value.stride(), dtype=value.dtype, device=self.slots[example.spec.slot].device)
+        return moved.copy_(value)
 
     def _values(self) -> list[int]:
         values = list(self.registers)
@@ -277,12 +376,38 @@ class Script:
         """Builds, checks and times the graph. `moved` is what it moves in memory, in bytes. Exits with 1 when it is wrong."""
         folder = Path(file).parent
         graph = self.load(folder)
-        wrong = _check(self, graph, folder)
-        seconds = _time(graph, self)
+        wrong = check(graph, self.example_inputs, folder)
+        if self.is_interpreted:
+            say(f"not timed: {len(self.gpu_kernels)} GPU kernels ran in Triton's interpreter")
+            if wrong:
+                raise SystemExit(1)
+            return
+        seconds = timed(graph, self.example_inputs(), self.is_on_gpu)
         speed = f", {moved / seconds / 1e9:.1f} GB/s" if moved else ""
-        _say(f"{seconds * 1e6:.1f} us a call{speed} ({len(self.kernels)} different kernels, {torch.get_num_threads()} threads)")
+        count, where = len(self.kernels) + len(self.gpu_kernels), f"{torch.get_num_threads()} threads"
+        where = torch.cuda.get_device_name(self.device) if self.is_on_gpu else where
+        say(f"{seconds * 1e6:.1f} us a call{speed} ({count} different kernels, {where})")
         if wrong:
             raise SystemExit(1)
+
+
+def _interpreted(item: hp.Instruction) -> hp.Instruction:
+    """An instruction without a GPU: a launch is a call of the interpreter."""
+    if isinstance(item, hp.Pick):
+        return replace(item, items=tuple(_call(one) if isinstance(one, hp.Launch) else one for one in item.items))
+    if isinstance(item, hp.Extern):
+        return replace(item, args=tuple(map(_on_cpu, item.args)), kwargs=tuple((k, _on_cpu(v)) for k, v in item.kwargs))
+    return _call(item) if isinstance(item, hp.Launch) else item
+
+
+def _on_cpu(arg: hp.Arg) -> hp.Arg:
+    """A device among an operator's arguments is that of the machine that wrote the script."""
+    return hp.ArgConst(torch.device("cpu")) if isinstance(arg, hp.ArgConst) and isinstance(arg.value, torch.device) else arg
+
+
+def _call(item: hp.Launch) -> hp.PythonCall:
+    """It takes the tensors, then the integers, then the grid."""
+    return hp.PythonCall(item.index, (*map(hp.ArgTensor, item.slots), *map(hp.ArgInt, (*item.registers, *item.grid))))
 
 
 # ---- example inputs ---------------------------------------------------------------------------------------------------
@@ -315,75 +440,6 @@ _COMPUTE: dict[str, Callable[..., int]] = {
     "and": operator.and_, "or": operator.or_, "xor": operator.xor, "lt": operator.lt, "le": operator.le, "eq": operator.eq,
     "select": lambda c, a, b: a if c else b,
 }  # fmt: skip
-
-
-# ---- checking and timing ----------------------------------------------------------------------------------------------
-
-# Relative to the largest magnitude of a tensor: a sum in another order differs by a few roundings of that.
-TOLERANCE = {torch.float64: 1e-9, torch.float32: 1e-4, torch.float16: 1e-2, torch.bfloat16: 4e-2}
-
-
-def _check(script: Script, graph: Callable[[list[Any]], list[Any]], folder: Path) -> bool:
-    """Prints how the results and changed inputs compare with the reference beside the script; True when they differ."""
-    reference, name = _reference(folder)
-    if reference is None:
-        _say("not checked: there is no reference in this folder")
-        return False
-    expected_inputs = script.example_inputs()
-    expected = reference(expected_inputs)
-    inputs = script.example_inputs()
-    got = graph(list(inputs))
-    pairs = [(f"output {k}", a, b) for k, (a, b) in enumerate(zip(got, expected, strict=True))]
-    pairs += [(f"input {k} after the call", a, b) for k, (a, b) in enumerate(zip(inputs, expected_inputs, strict=True))]
-    wrong = [f"{what}: {found}" for what, a, b in pairs if (found := difference(a, b))]
-    for line in wrong:
-        _say(f"WRONG {line}")
-    if not wrong:
-        _say(f"right: all results ({len(got)}), and the inputs after the call, agree with {name}")
-    return bool(wrong)
-
-
-def _reference(folder: Path) -> tuple[Callable[[list[Any]], Sequence[Any]] | None, str]:
-    if (folder / "graph.pkl").exists():
-        lowered = pickle.loads((folder / "graph.pkl").read_bytes())
-        return (lambda inputs: evaluate_graph(lowered, inputs, policy=Policy(check_vendor=False))), "the evaluated loop IR"
-    if (folder / "graph.fx").exists():
-        eager = EagerGraph.deserialize((folder / "graph.fx").read_bytes())
-        return (lambda inputs: eager(list(inputs))), "the FX graph in eager"
-    return None, ""
-
-
-def difference(got: Any, expected: Any) -> str:
-    """How two results differ, or an empty text."""
-    if not isinstance(got, torch.Tensor) or not isinstance(expected, torch.Tensor):
-        return "" if type(got) is type(expected) and got == expected else f"{got} instead of {expected}"
-    if got.dtype != expected.dtype or got.shape != expected.shape:
-        return f"{got.dtype}{list(got.shape)} instead of {expected.dtype}{list(expected.shape)}"
-    if not got.dtype.is_floating_point or not got.numel():
-        return "" if torch.equal(got, expected) else "other values"
-    wide, other = got.double(), expected.double()
-    limit = TOLERANCE.get(got.dtype, 1e-1)
-    finite = other[other.isfinite()].abs()
-    scale = float(finite.max()) if finite.numel() else 0.0
-    if torch.allclose(wide, other, rtol=limit, atol=limit * scale, equal_nan=True):
-        return ""
-    return f"differs by up to {float((wide - other).abs().nan_to_num().max()):.3g}, values up to {scale:.3g}"
-
-
-def _time(graph: Callable[[list[Any]], list[Any]], script: Script, budget: float = 0.5) -> float:
-    """The median seconds of a call."""
-    inputs = script.example_inputs()
-    samples: list[float] = []
-    end = time.perf_counter() + budget
-    while len(samples) < 3 or (time.perf_counter() < end and len(samples) < 1000):
-        start = time.perf_counter()
-        graph(list(inputs))
-        samples.append(time.perf_counter() - start)
-    return median(samples[1:])
-
-
-def _say(text: str) -> None:
-    print(text, flush=True)  # noqa: T201  a script's output
 
 
 # ---- pickling graphs --------------------------------------------------------------------------------------------------

@@ -50,6 +50,7 @@ def cases(template: Template, dtype: torch.dtype = torch.float32) -> Iterator[Ca
     Raises BadTemplate for an operator that needs numbers besides its operands: only its author knows which."""
     maker = _Maker(template, dtype)
     yield from maker.sizes()
+    yield from maker.arguments()
     yield from maker.layouts()
     yield from maker.slots("epilogue", EPILOGUES)
     yield from maker.slots("prologue", PROLOGUES)
@@ -102,9 +103,9 @@ class _Maker:
 
     # ---- one case ---------------------------------------------------------------------------------------------------
 
-    def alone(self, kind: str, name: str, lengths: Mapping[str, int]) -> Case:
-        function = call_of(self.template, lengths, all_results=True)
-        reference = reference_of(self.template, all_results=True)
+    def alone(self, kind: str, name: str, lengths: Mapping[str, int], example: int = 0) -> Case:
+        function = call_of(self.template, lengths, all_results=True, example=example)
+        reference = reference_of(self.template, all_results=True, example=example)
         operands = shapes_of(self.pattern, lengths, self.dtype).operands()
         return Case(name, kind, function, operands, reference=reference)
 
@@ -137,6 +138,12 @@ class _Maker:
             yield self.alone(
                 "size", "batch of aligned", {a: min(32, self.roles.longest(a)) if a in self.usual else 2 for a in self.batched}
             )
+
+    def arguments(self) -> Iterator[Case]:
+        """Further examples of an operator's other arguments."""
+        for number, example in enumerate(self.pattern.examples[1:], 1):
+            text = ", ".join(f"{name}={value}" for name, value in example)
+            yield self.alone("arguments", text, self.usual, number)
 
     def _least(self, axis: str) -> tuple[int, ...]:
         """The shortest lengths: torch has convolutions of no images, and else of something."""

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import math
 import random
+import time
 import types
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
@@ -27,18 +28,21 @@ from kgen.testing.case import Case, make
 from kgen.testing.cases import DTYPES, cases, cases_of_dtype, large, plain
 from kgen.testing.compare import Difference, compare, expected
 from kgen.testing.report import Outcome, Report, Result
+from kgen.tuning.progress import counting
 from kgen.verdict import Outcome as Decision
 from kgen.verdict import Reason as Why
 
 __all__ = ["check_template"]
 
 
-def check_template(
+def check_template(  # noqa: PLR0913  one keyword a question, all with defaults
     template: Any,
     *,
     device: str | None = None,
     problems: Iterable[Case] | None = None,
+    only: str | Sequence[str] = (),
     configs: int = 3,
+    seconds: float | None = None,
     seed: int = 0,
     raises: bool = True,
 ) -> Report:
@@ -46,18 +50,59 @@ def check_template(
 
     Problems are `cases(...)` in the first type that the template takes and fewer in all others, or `problems`. Each is
     compiled with this template and no other, under up to `configs` of the configurations on offer: the first, the one with the
-    smallest tiles, then random ones (`seed`). Templates for "cuda" run on a GPU where there is one, else in Triton's
-    interpreter; `device` decides. A result is right when it agrees with the same function of float64.
+    smallest tiles, then random ones (`seed`). `only` takes those whose text has one of these, such as ``"epilogue 'gelu'"``;
+    after `seconds` no further one begins. Templates for "cuda" run on a GPU where there is one, else in Triton's interpreter;
+    `device` decides. A result is right when it agrees with the same function of float64. A terminal shows how far it is.
 
     Raises TemplateCheckFailed for the first problem with a wrong result or an error, and when the template takes none at all,
     unless `raises` is False."""
     found = _template(template)
-    checker = _Checker(found, _device(found, device), configs, random.Random(seed), seed)
-    results = [r for case in (_problems(checker) if problems is None else problems) for r in checker.check(case)]
-    report = Report(found.name, checker.where, tuple(results))
+    checker = _Checker(found, _device(found, device), configs, seed)
+    texts = (only,) if isinstance(only, str) else only
+
+    def wanted(case: Case) -> bool:
+        return not texts or any(text in str(case) for text in texts)
+
+    given = _problems(checker, wanted) if problems is None else filter(wanted, problems)
+    report = _checked(checker, given, seconds)
     if raises:
         report.raise_if_failed()
     return report
+
+
+def single_problems(
+    template: Any, dtypes: Sequence[str], only: Sequence[str], options: Mapping[str, Any]
+) -> Iterator[tuple[str, Callable[[], str]]]:
+    """By its text each problem in these types, and what checks it alone. That raises TemplateCheckFailed, and returns why the
+    template refuses the problem, or nothing. `options` are those of `check_template`."""
+    found = _template(template)
+    for dtype in (getattr(torch, name) for name in dtypes):
+        for case in (plain(found, dtype), *cases(found, dtype)):
+            if not only or any(text in str(case) for text in only):
+                yield str(case), partial(_check_alone, found, case, options)
+
+
+def _check_alone(template: Template, case: Case, options: Mapping[str, Any]) -> str:
+    report = check_template(template, problems=[case], raises=False, **options)
+    if report.failed or not report.refused:
+        report.raise_if_failed()
+        return ""
+    return report.refused[0].reason
+
+
+def _checked(checker: _Checker, problems: Iterable[Case], seconds: float | None) -> Report:
+    """One after the other, while there is time."""
+    results: list[Result] = []
+    until = math.inf if seconds is None else time.monotonic() + seconds
+    stopped = None
+    with counting(f"checking {checker.template.name} ({checker.where})") as note:
+        for case in problems:
+            if time.monotonic() > until:
+                stopped = case
+                break
+            note(f"{len([r for r in results if r.outcome is Outcome.FAILED])} failed, {case}")
+            results += checker.check(case)
+    return Report(checker.template.name, checker.where, tuple(results), checker.options, stopped)
 
 
 def _template(given: Any) -> Template:
@@ -75,20 +120,22 @@ def _device(template: Template, asked: str | None) -> torch.device:
     return torch.device(asked or ("cuda" if template.device == "cuda" and torch.cuda.is_available() else "cpu"))
 
 
-def _problems(checker: _Checker) -> Iterator[Case]:
+def _problems(checker: _Checker, wanted: Callable[[Case], bool]) -> Iterator[Case]:
     """Everything in the first type that the template takes; in the others only what depends on the type."""
     template, first = checker.template, True
     for dtype in DTYPES:
         case = plain(template, dtype)
-        yield case
-        if checker.last is Outcome.REFUSED:
-            continue
-        yield from cases_of_dtype(template, dtype)
-        if not checker.interpreted:
-            yield from large(template, dtype)
-        if first:
-            yield from cases(template, dtype)
-        first = False
+        more = [
+            *cases_of_dtype(template, dtype),
+            *(() if checker.interpreted else large(template, dtype)),
+            *(cases(template, dtype) if first else ()),
+        ]
+        chosen = [one for one in more if wanted(one)]
+        if wanted(case):
+            yield case
+        if chosen and checker.takes(case):
+            first = False
+            yield from chosen
 
 
 @dataclass(slots=True)
@@ -96,9 +143,8 @@ class _Checker:
     template: Template
     device: torch.device
     configs: int
-    random: random.Random
     seed: int
-    last: Outcome = Outcome.REFUSED  # of the problem before
+    last: tuple[Case, Outcome] | None = None  # the problem before
 
     @property
     def interpreted(self) -> bool:
@@ -107,6 +153,22 @@ class _Checker:
     @property
     def where(self) -> str:
         return "interpreter" if self.interpreted else str(self.device)
+
+    @property
+    def options(self) -> str:
+        """What differs from the defaults, as it is written behind other arguments."""
+        given = (
+            ("device", str(self.device), str(_device(self.template, None))),
+            ("configs", self.configs, 3),
+            ("seed", self.seed, 0),
+        )
+        return "".join(f", {name}={value!r}" for name, value, default in given if value != default)
+
+    def takes(self, case: Case) -> bool:
+        """Whether the template does not refuse a problem, the one before or another."""
+        if self.last is not None and self.last[0] is case:
+            return self.last[1] is not Outcome.REFUSED
+        return self._run(case, lambda configs: configs[0]).outcome is not Outcome.REFUSED
 
     def check(self, case: Case) -> list[Result]:
         """The problem under each configuration; once where it is refused."""
@@ -118,14 +180,14 @@ class _Checker:
 
         results = [self._run(case, first)]
         if results[0].outcome is not Outcome.REFUSED:
-            results += [self._run(case, _where_offered(config)) for config in self._others(offered)]
-        self.last = results[-1].outcome
+            results += [self._run(case, _where_offered(config)) for config in self._others(case, offered)]
+        self.last = case, results[-1].outcome
         return results
 
-    def _others(self, offered: Sequence[Config]) -> list[Config]:
-        """Besides the first: the one with the smallest tiles, and some of the rest."""
+    def _others(self, case: Case, offered: Sequence[Config]) -> list[Config]:
+        """Besides the first: the one with the smallest tiles, and some of the rest: of a problem that is repeated the same."""
         rest = sorted(offered[1:], key=_volume)
-        chosen = rest[:1] + self.random.sample(rest[1:], max(0, min(self.configs - 2, len(rest) - 1)))
+        chosen = rest[:1] + random.Random(f"{self.seed} {case}").sample(rest[1:], max(0, min(self.configs - 2, len(rest) - 1)))
         return chosen[: self.configs - 1]
 
     def _run(self, case: Case, pick: Pick) -> Result:

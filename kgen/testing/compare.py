@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -12,12 +13,14 @@ from torch.utils._pytree import tree_leaves
 
 from kgen.testing.case import Case
 
-__all__ = ["Difference", "compare", "expected"]
+__all__ = ["Difference", "compare", "expected", "in_common"]
 
 # Roundings of the coarsest type that may add up, and those of types whose sums are made in the same type.
 ROUNDINGS, SUMMED_ROUNDINGS = 8, 64
 # The error of the same operators in eager, on the same device, is one that the problem makes: so much of it is allowed, too.
 EAGER_ERRORS = 1.1
+# Of fewer wrong elements nothing is said that they have in common.
+LEAST_COMMON = 2
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,10 +85,35 @@ def _one(result: torch.Tensor, like: torch.Tensor, exact: torch.Tensor, toleranc
     worst = float(errors.max())
     if worst <= tolerance:
         return Difference(worst, tolerance)
-    wrong = int((errors > tolerance).sum())
+    wrong = errors > tolerance
     where = tuple(int(i) for i in torch.unravel_index(errors.argmax(), errors.shape)) if errors.dim() else ()
     return Difference(
         worst, tolerance,
         f"error {worst:.2e} where {tolerance:.2e} is allowed, at {list(where)} it is {float(is_[where]):.6g} and should be "
-        f"{float(should[where]):.6g}; {wrong} of {errors.numel()} elements are wrong",
+        f"{float(should[where]):.6g}; {int(wrong.sum())} of {errors.numel()} elements are wrong{in_common(wrong, is_)}",
     )  # fmt: skip
+
+
+def in_common(wrong: torch.Tensor, found: torch.Tensor) -> str:
+    """What wrong elements share, behind a comma: where they are along each dimension, and their value. `wrong` is of bools, and
+    of the shape of `found`; nothing is said of one element, or where they are everywhere."""
+    if int(wrong.sum()) < LEAST_COMMON:
+        return ""
+    parts = (_along(dim, wrong.shape[dim], wrong.nonzero()[:, dim].unique().tolist()) for dim in range(wrong.dim()))
+    values = found[wrong]
+    same = "all of them are nan" if values.isnan().all() else "all of them are 0" if not values.any() else ""
+    return "".join(f", {text}" for text in (*parts, same) if text)
+
+
+def _along(dim: int, length: int, indices: Sequence[int]) -> str:
+    first, last = indices[0], indices[-1]
+    steps = {b - a for a, b in itertools.pairwise(indices)}
+    if len(indices) == length:
+        return ""
+    if len(indices) == 1:
+        return f"all at {first} of {length} along dimension {dim}"
+    if steps == {1}:
+        return f"all at {first}...{last} of {length} along dimension {dim}"
+    if len(steps) == 1:
+        return f"all at each {steps.pop()}th from {first} to {last} of {length} along dimension {dim}"
+    return f"all at {len(indices)} of {length} along dimension {dim}, from {first} to {last}"

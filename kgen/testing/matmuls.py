@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -88,10 +89,11 @@ def shapes_of(pattern: Pattern, lengths: Mapping[str, int], dtype: torch.dtype) 
     return Shapes(tuple(shapes[:-1]), shapes[-1], dtype, own[0] if own else -1)
 
 
-def call_of(template: Template, present: Iterable[str], all_results: bool = False) -> Callable[..., Any]:
-    """A function of the operands; of an operator with several results, the first one, unless `all_results`.
+def call_of(template: Template, present: Iterable[str], all_results: bool = False, example: int = 0) -> Callable[..., Any]:
+    """A function of the operands; of an operator with several results, the first one, unless `all_results`. `example` is the
+    number of that of the author's examples which the operator's other arguments are of.
 
-    Raises BadTemplate for an operator that needs more than tensors: its author has to bring problems."""
+    Raises BadTemplate for an operator that needs more than tensors and has no example."""
     pattern = template.implements
     if pattern.program is not None:
         return Steps(pattern.program, frozenset(present))
@@ -99,28 +101,32 @@ def call_of(template: Template, present: Iterable[str], all_results: bool = Fals
         return Convolution(pattern)
     if not pattern.operator:
         return _contraction(pattern, set(present))
-    call = _operator(template)
+    call = _operator(template, example)
     return call if all_results or len(pattern.results) == 1 else lambda *operands: call(*operands)[0]
 
 
-def reference_of(template: Template, all_results: bool = False) -> Callable[..., Any] | None:
+def reference_of(template: Template, all_results: bool = False, example: int = 0) -> Callable[..., Any] | None:
     """The author's reference, if there is one."""
     found = template.implements.reference
+    if found is not None and template.implements.examples:
+        found = partial(found, **dict(template.implements.examples[example]))
     if found is None or all_results or len(template.implements.results) == 1:
         return found
     return lambda *operands: found(*operands)[0]
 
 
-def _operator(template: Template) -> Callable[..., Any]:
+def _operator(template: Template, example: int) -> Callable[..., Any]:
     namespace, _, name = template.implements.operator.partition("::")
     call = getattr(getattr(torch.ops, namespace), name).default
     arguments, count = call._schema.arguments, len(template.implements.operands)
     tensors = [isinstance(a.type, torch.TensorType) for a in arguments]
-    if tensors[:count] == [True] * count and all(a.has_default_value() for a in arguments[count:]):
-        found: Callable[..., Any] = call
-        return found
+    examples = template.implements.examples
+    given = dict(examples[example]) if examples else {}
+    if tensors[:count] == [True] * count and all(a.has_default_value() or a.name in given for a in arguments[count:]):
+        return partial(call, **given) if given else call
     raise errors.BadTemplate(
-        template=template.name, problem=f"{call} needs more than its {count} operands: give check_template problems with them"
+        template=template.name,
+        problem=f"{call} needs more than its {count} operands: give kgen.operator examples of its other arguments",
     )
 
 

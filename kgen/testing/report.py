@@ -55,11 +55,14 @@ class Result:
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    """The results of a template, in order. `where` is the device, or "interpreter"."""
+    """The results of a template, in order. `where` is the device, or "interpreter". `options` are those of the check, as they
+    are written in a call; `stopped` is the problem that was not begun, for the time was up."""
 
     template: str
     where: str
     results: tuple[Result, ...]
+    options: str = ""
+    stopped: Case | None = None
 
     @property
     def failed(self) -> tuple[Result, ...]:
@@ -88,16 +91,28 @@ class Report:
         """What passed, but with kernels or calls besides the template's."""
         return tuple(r for r in self.passed if not r.fused)
 
+    def repeats(self, case: Case) -> str:
+        """Python that checks one problem again, under the same configurations."""
+        return f"kgen.testing.check_template({self.template!r}, only={str(case)!r}{self.options})"
+
     def raise_if_failed(self) -> None:
         """Raises TemplateCheckFailed for the first problem that failed, and for a template that took no problem at all."""
         for result in self.failed:
             raise TemplateCheckFailed(
-                template=self.template, case=result.case, config=result.config or "any configuration", problem=result.reason
+                template=self.template,
+                case=result.case,
+                config=result.config or "any configuration",
+                problem=result.reason,
+                repeats=self.repeats(result.case),
             ) from result.cause
         if not self.passed:
             first = self.refused[0].reason if self.refused else "there was no problem to check"
             raise TemplateCheckFailed(
-                template=self.template, case="every problem", config="any configuration", problem=f"none was taken: {first}"
+                template=self.template,
+                case="every problem",
+                config="any configuration",
+                problem=f"none was taken: {first}",
+                repeats=f"kgen.testing.check_template({self.template!r}{self.options})",
             )
 
     def __str__(self) -> str:
@@ -106,6 +121,8 @@ class Report:
         runs = f"{len(self.results)} runs: {len(self.passed)} passed, {len(self.failed)} failed"
         lines = [f"{self.template} on {self.where}: {count} problems, {runs}; refused {refused} / {count}"]
         lines += [f"  {r}" for r in self.failed]
+        lines += [f"  repeat it: {self.repeats(case)}" for case in {id(r.case): r.case for r in self.failed}.values()]
+        lines += [f"  the time was up before {self.stopped}"] if self.stopped else []
         reasons = Counter(r.reason for r in self.refused)
         lines += [f"  refused {n}: {reason}" for reason, n in reasons.most_common()]
         lines += [f"  {r}" for r in self.spilled]

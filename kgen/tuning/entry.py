@@ -139,6 +139,14 @@ class Change:
     before: Entry | None
     after: Entry | None
 
+    @property
+    def is_choice(self) -> bool:
+        """Whether it is about more than times, which differ between any two measurements."""
+        if self.before is None or self.after is None:
+            return True
+        one, other = self.before, self.after
+        return (one.template, one.version, one.config) != (other.template, other.version, other.config)
+
 
 def diff(before: Iterable[Entry], after: Iterable[Entry]) -> list[Change]:
     """The problems about which they differ: those of `before` in their order, then new ones."""

@@ -6,7 +6,7 @@ import contextlib
 import sys
 from collections.abc import Callable, Iterator
 
-__all__ = ["Say", "progress"]
+__all__ = ["Say", "counting", "progress"]
 
 Say = Callable[[str], None]
 
@@ -27,6 +27,23 @@ def progress(what: str, steps: int) -> Iterator[tuple[Say, Say]]:
             bar.update()
 
         yield step, lambda text: tqdm.write(f"kgen: {text}", file=sys.stderr)
+
+
+@contextlib.contextmanager
+def counting(what: str) -> Iterator[Say]:
+    """A function for what is begun next, of nobody knows how many: shown on a terminal, with the number and the time."""
+    if not sys.stderr.isatty():
+        yield lambda text: None
+        return
+    from tqdm import tqdm  # noqa: PLC0415  only where a bar is shown
+
+    with tqdm(desc=f"kgen: {what}", unit="", leave=False, dynamic_ncols=True, file=sys.stderr) as bar:
+
+        def begun(text: str) -> None:
+            bar.set_postfix_str(text[:80], refresh=False)
+            bar.update()
+
+        yield begun
 
 
 def _line(text: str) -> None:

@@ -17,7 +17,7 @@ import pickle
 import time
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Any
 
 import torch
@@ -30,6 +30,7 @@ from kgen.counters import counters
 from kgen.host.compiled import Blueprint
 from kgen.ir import nodes as ir
 from kgen.ir.plan import ComboKernel
+from kgen.listeners import Listeners
 from kgen.only import Only
 from kgen.scheduler.selection.size_buckets import Hints
 from kgen.scheduler.transforms.subgraph_extraction import extract_subgraph
@@ -45,12 +46,25 @@ from kgen.tuning.progress import Say, progress
 from kgen.verdict import Outcome as Decision
 from kgen.verdict import Reason, Verdict
 
-__all__ = ["UNANSWERED", "Candidate", "CandidateCompiler", "Tuner"]
+__all__ = ["UNANSWERED", "UNMEASURED", "Candidate", "CandidateCompiler", "Tuner", "Unmeasured"]
 
 LOG = logging.getLogger("kgen.tuning")
 
 # Questions that nobody has measured, of the graphs that are compiled meanwhile.
 UNANSWERED: contextvars.ContextVar[set[Key] | None] = contextvars.ContextVar("kgen_unanswered", default=None)
+
+
+@dataclass(frozen=True, slots=True)
+class Unmeasured:
+    """A kernel whose problem nobody has measured, with the cost model's seconds for the best template and for the library."""
+
+    key: Key
+    seconds: float
+    library_seconds: float
+
+
+# Of each kernel once: for a tool that says what is worth measuring.
+UNMEASURED: Listeners[Unmeasured] = Listeners()
 
 # Candidates of a benchmark job: the model's favourites, but some of each template; none that the model thinks so much slower.
 CANDIDATES, OF_EACH, HOPELESS = 14, 3, 4.0
@@ -130,11 +144,14 @@ class Tuner:
         self.known: dict[Key, TuningResult | None] = {}
         self.verdicts_: list[Verdict] = []
         self.spent = 0.0
+        self.noted: set[tuple[str, Key]] = set()
 
     @cached_property
     def is_worth_asking(self) -> bool:
         """Whether anything was measured on this machine, or may be now."""
         if (self.config.autotune and not self.config.gpu_interpreter) or UNANSWERED.get() is not None:
+            return True
+        if UNMEASURED.heard:
             return True
         names = {self.compiler.name(kind) for kind in ("cpu", "cuda")} if self.config.measurements else set()
         return any(e.key.device in names for file in self.chain.files for e in file.entries())
@@ -152,7 +169,17 @@ class Tuner:
         unanswered = UNANSWERED.get()
         if unanswered is not None:
             unanswered.update(key for own in keys.values() for key in own if self.known[key] is None)
+        if UNMEASURED.heard:
+            self._note_unmeasured([(q, keys[q.step.name]) for q in questions if q.step.name in keys])
         return {q.step.name: self._known(keys[q.step.name], q.hints) for q in questions if q.step.name in keys}
+
+    def _note_unmeasured(self, asked: Sequence[tuple[TuningQuery, Sequence[Key]]]) -> None:
+        """Each attempt at a graph asks again."""
+        for question, keys in asked:
+            for key, hints in zip(keys, question.hints, strict=True):
+                if self.known[key] is None and (question.step.name, key) not in self.noted:
+                    self.noted.add((question.step.name, key))
+                    UNMEASURED.note(partial(_unmeasured, key, question, hints))
 
     def _known(self, keys: Sequence[Key], hints: Sequence[Hints]) -> dict[Place, TuningResult]:
         found = {place(at): self.known[key] for key, at in zip(keys, hints, strict=True)}
@@ -310,17 +337,7 @@ _REASONS = {
 def candidates_of(question: TuningQuery, stable: bool = False) -> list[Candidate]:
     """The library first, if it computes the matmul, then the configurations that the cost model likes. `stable` leaves those
     alone that have the results of its favourite."""
-    batch = isinstance(question.step, ComboKernel)
-    priced: list[tuple[float, int, Candidate]] = []
-    orders: dict[Candidate, Hashable] = {}
-    for problems in question.problems:
-        largest = max(problems, key=lambda p: p.flops)
-        for config in (c for c in model.feasible(largest) if all(model.fits(p, c) for p in problems)):
-            seconds = model.grouped_seconds(problems, config) if batch else model.seconds(problems[0], config)
-            candidate = Candidate(largest.template.name, config.values)
-            priced.append((seconds, len(priced), candidate))
-            orders[candidate] = tuple(model.order(p, config) for p in problems) if stable else None
-    priced.sort(key=lambda row: row[:2])
+    priced, orders = _priced(question, stable)
     same_order = [(seconds, c) for seconds, _, c in priced if orders[c] == orders[priced[0][2]]]
     kept = _spread(same_order)
     if stable:
@@ -333,6 +350,29 @@ def candidates_of(question: TuningQuery, stable: bool = False) -> list[Candidate
     fused = any(own.has_fused_call for own in question.problems[0]) if question.problems else False
     library = [Candidate(None), *([Candidate(None, FUSED)] if fused else [])] if question.vendor else []
     return [*library, *([Candidate(APART)] if question.apart else []), *kept]
+
+
+def _priced(question: TuningQuery, stable: bool) -> tuple[list[tuple[float, int, Candidate]], dict[Candidate, Hashable]]:
+    """Templates' configurations with the cost model's seconds, the fastest first, and the order in which each adds."""
+    batch = isinstance(question.step, ComboKernel)
+    priced: list[tuple[float, int, Candidate]] = []
+    orders: dict[Candidate, Hashable] = {}
+    for problems in question.problems:
+        largest = max(problems, key=lambda p: p.flops)
+        for config in (c for c in model.feasible(largest) if all(model.fits(p, c) for p in problems)):
+            seconds = model.grouped_seconds(problems, config) if batch else model.seconds(problems[0], config)
+            candidate = Candidate(largest.template.name, config.values)
+            priced.append((seconds, len(priced), candidate))
+            orders[candidate] = tuple(model.order(p, config) for p in problems) if stable else None
+    priced.sort(key=lambda row: row[:2])
+    return priced, orders
+
+
+def _unmeasured(key: Key, question: TuningQuery, hints: Hints) -> Unmeasured:
+    here = replace(question, problems=[[p.at(hints) for p in own] for own in question.problems])
+    priced, _ = _priced(here, stable=False)
+    library = sum(model.vendor_seconds(p) for p in here.problems[0]) if question.vendor else math.nan
+    return Unmeasured(key, priced[0][0] if priced else math.nan, library)
 
 
 def _with_copies(question: TuningQuery, hopeless: float) -> list[Candidate]:

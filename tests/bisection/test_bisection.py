@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import os
 import subprocess
 import sys
 from collections.abc import Sequence
@@ -16,6 +17,7 @@ import kgen.pipeline
 from kgen.bisection import speed
 from kgen.bisection.calls import difference_of_calls
 from kgen.bisection.copies import RandomState, copied
+from kgen.bisection.isolated import cpu_seconds, hangs
 from kgen.bisection.part import Part
 from kgen.bisection.shrink import Shrinker
 from kgen.bisection.timing import Timing
@@ -162,6 +164,30 @@ def test_an_error_is_found(folder: Path, capsys: pytest.CaptureFixture[str], mon
     assert "stage: lower: it raises the error" in out
 
 
+@pytest.mark.none
+def test_a_process_without_a_core_does_not_hang() -> None:
+    """On a busy machine what only compiles was said to hang."""
+    assert not hangs(14.0, 14.0, 15.0)
+    assert hangs(15.1, 9.0, 15.0)  # an endless loop
+    assert not hangs(40.0, 2.0, 15.0)  # others have the cores
+    assert hangs(60.1, 2.0, 15.0)  # it waits for what never comes
+    assert hangs(361.0, 0.0, 300.0)
+    used = cpu_seconds(os.getpid())
+    sum(range(3_000_000))
+    assert cpu_seconds(os.getpid()) > used > 0
+
+
+TINY = """
+import torch
+
+@torch.compile(backend="kgen")
+def f(x):
+    y = torch.sigmoid(x)
+    y = torch.tanh(y)
+    return torch.exp(y)
+
+f(torch.linspace(-2, 2, 160))
+"""
 DEADLY = """
 import dataclasses
 import kgen.pipeline
@@ -199,13 +225,15 @@ RULES["aten.tanh"] = endless
     ids=["dies", "hangs"],
 )
 def test_what_ends_the_process_is_found(folder: Path, module: str, more: tuple[str, ...], how: str, stage: str) -> None:
-    """In processes of their own: neither the command nor the search ends with them."""
+    """In processes of their own: neither the command nor the search ends with them. The graph is small, for each trial that
+    hangs takes its seconds."""
     (folder / "planted.py").write_text(module)
-    command = [sys.executable, "-m", "kgen", "bisect", "small.py", "--module", "planted", "--trials", "30", *more]
-    out = subprocess.run(command, capture_output=True, text=True, check=False, timeout=550).stdout
+    (folder / "tiny.py").write_text(TINY)
+    command = [sys.executable, "-m", "kgen", "bisect", "tiny.py", "--module", "planted", "--trials", "30", *more]
+    out = subprocess.run(command, capture_output=True, text=True, check=False, timeout=1500).stdout
     assert how in out
     assert "smallest part: 1 of" in out
-    assert "aten.tanh.default  small.py:8 y = torch.tanh(y)" in out
+    assert "aten.tanh.default  tiny.py:7 y = torch.tanh(y)" in out
     assert stage in out
     assert "options={'fallback': ('aten.tanh.default',)}" in out or "options={'fallback': 'aten.tanh.default'}" in out
     assert (folder / "kgen_bisect" / "repro.py").is_file()

@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from kgen import backend
-from tools import draw_overview
+from tools import draw_overview, draw_results
 
 ROOT = Path(__file__).resolve().parents[2]
 DOCUMENT = ROOT / "docs" / "overview.md"
@@ -91,6 +91,12 @@ def test_some_documents_stay_short(name):
 def test_the_figure_is_the_one_that_its_script_draws():
     assert draw_overview.main(["--check"]) == 0
     assert [one.name for one in draw_overview.STAGES] == ["rewrite", "capture", *(stage.__name__ for stage in backend.STAGES)]
+
+
+def test_the_plot_of_the_readme_is_that_of_its_record() -> None:
+    assert len(draw_results.measured()) == 22
+    assert draw_results.main(["--check"]) == 0
+    assert "docs/figures/matmuls.svg" in (ROOT / "README.md").read_text()
 
 
 def test_each_stage_takes_what_the_one_before_it_makes():

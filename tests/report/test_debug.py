@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -186,5 +187,84 @@ def test_what_fills_memory_is_no_step_of_a_script(f, tmp_path):
     torch.compile(f, backend="kgen", options=options)(torch.ones(4, 8))
     [script] = tmp_path.rglob("output_code.py")
     text = script.read_text()
-    assert text.count("p.gpu_kernel(") == 1
+    assert text.count("p.gpu_kernel(") == text.count("p.launch(") == 1
     assert "p.python_call(" not in text
+
+
+# ---- graphs of GPU kernels --------------------------------------------------------------------------------------------
+
+
+def trained(x, w, b):
+    return F.layer_norm(F.gelu(torch.addmm(b, x, w)), (24,)).sin()
+
+
+def stepped(x, y, z):
+    return torch._foreach_add([x, y, z], 1.0)
+
+
+GPU_CASES = {
+    "matmul and rows": (trained, (torch.randn(12, 16), torch.randn(16, 24), torch.randn(24))),
+    "combo kernel": (stepped, (torch.randn(4, 3), torch.randn(7), torch.randn(5, 2))),
+    "random numbers": (lambda x: F.dropout(x, 0.5), (torch.randn(12, 3),)),
+    "in place": (mutate, (torch.randn(12, 3), torch.tensor([3, 5]))),
+    "bfloat16": (lambda x, w: torch.relu(x @ w), (torch.randn(8, 16).bfloat16(), torch.randn(16, 16).bfloat16())),
+    "library calls too": (lambda x: torch.sort(x + 1)[0] * 2, (torch.randn(8, 16),)),
+}
+
+
+@pytest.mark.interpret
+@pytest.mark.every(2)
+@pytest.mark.parametrize("name", GPU_CASES)
+def test_scripts_of_gpu_kernels_check_out_in_the_interpreter(name, tmp_path, capsys):
+    f, args = GPU_CASES[name]
+    torch._dynamo.reset()
+    debugged(tmp_path, f, *(a.clone() for a in args), gpu_interpreter=True)
+    [folder] = tmp_path.iterdir()
+    script = folder / "output_code.py"
+    assert "p.launch(k0_" in script.read_text()
+    text = script.read_text().replace("p = Script()", 'p = Script("cuda:7")')  # as a machine with GPUs writes it
+    script.write_text(text.replace("device(type='cpu')", "device(type='cuda', index=7)"))
+    assert run_here(folder).is_interpreted
+    out = capsys.readouterr().out
+    assert "right:" in out
+    assert "GPU kernels ran in Triton's interpreter" in out
+
+
+@pytest.mark.interpret
+def test_a_script_sees_a_wrong_gpu_kernel(tmp_path, capsys):
+    torch._dynamo.reset()
+    debugged(tmp_path, lambda x: torch.relu(x) + 1, torch.randn(8, 16), gpu_interpreter=True)
+    [folder] = tmp_path.iterdir()
+    [kernel] = folder.glob("k0_*.py")
+    wrong = re.sub(r"(tl\.store\(p_add \+ .*, )(\w+\))$", r"\g<1>1e-2 + \2", kernel.read_text(), flags=re.MULTILINE)
+    assert wrong != kernel.read_text()
+    kernel.write_text(wrong)
+    with pytest.raises(SystemExit) as ended:
+        run_here(folder)
+    assert ended.value.code == 1
+    assert "WRONG output 0: differs by up to 0.01" in capsys.readouterr().out
+
+
+@pytest.mark.interpret
+def test_a_script_picks_among_gpu_kernels(tmp_path, capsys):
+    torch._dynamo.reset()
+    x, w = torch.randn(40, 16), torch.randn(16, 32)
+    torch._dynamo.mark_dynamic(x, 0)
+    options = {"cache": False, "debug": str(tmp_path), "gpu_interpreter": True}
+    torch.compile(lambda x, w: torch.relu(x @ w), backend="kgen", options=options)(x, w)
+    [folder] = tmp_path.iterdir()
+    assert "p.symbol(40)" in (folder / "output_code.py").read_text()
+    run_here(folder)
+    assert "right:" in capsys.readouterr().out
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("name", GPU_CASES)
+def test_scripts_of_gpu_kernels_check_out_on_a_gpu(name, tmp_path):
+    f, args = GPU_CASES[name]
+    torch._dynamo.reset()
+    debugged(tmp_path, f, *(a.cuda() for a in args))
+    [folder] = tmp_path.iterdir()
+    done = run_script(folder)
+    assert "right:" in done.stdout, done.stdout + done.stderr
+    assert " us a call" in done.stdout

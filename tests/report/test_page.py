@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import shutil
 import subprocess
@@ -202,7 +203,7 @@ BROWSER = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "
 
 
 @pytest.mark.skipif(BROWSER is None, reason="needs a Chromium")
-def test_a_browser_finds_no_error(report: Explanation, tmp_path: Path) -> None:
+def test_a_browser_finds_no_error(report: Explanation, tmp_path: Path, request: pytest.FixtureRequest) -> None:
     assert BROWSER is not None
     file = tmp_path / "page.html"
     check = "<script>addEventListener('load', () => { const s = document.getElementById('search'); s.value = 'zzz';"
@@ -212,3 +213,11 @@ def test_a_browser_finds_no_error(report: Explanation, tmp_path: Path) -> None:
     done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=True)
     assert "CONSOLE" not in done.stderr
     assert "<title>0 of " in done.stdout
+    kept = os.environ.get("SCREENSHOTS")  # `make screenshots`
+    if kept:
+        Path(kept).mkdir(parents=True, exist_ok=True)
+        file.write_text(report.to_html())
+        shot = [BROWSER, "--headless", "--no-sandbox", "--disable-gpu", "--window-size=1400,1600"]
+        target = Path(kept).absolute() / f"{request.node.callspec.params['report']}.png"
+        subprocess.run([*shot, f"--screenshot={target}", file.as_uri()], capture_output=True, timeout=60, check=True)
+        assert target.stat().st_size > 10_000

@@ -150,3 +150,45 @@ def test_a_trace_shows_weights_in_a_form_of_the_librarys(tmp_path: Path) -> None
     run(tmp_path, FROZEN, TORCH_TRACE=str(tmp_path / "trace"))
     [log] = (tmp_path / "trace").glob("*.log")
     assert "in a form of the library's" in log.read_text()
+
+
+MINIFIED = """
+import torch
+
+compiled = torch.compile(lambda x: torch.relu(torch.sin(x) + 1), backend="kgen")
+compiled(torch.randn(3, 4))
+"""
+
+
+PLANTED = """
+from kgen.lowering.families import RULES
+
+def raising(*_):
+    raise ValueError("nobody knows sines")
+
+RULES["aten.sin"] = raising
+"""
+
+
+@pytest.mark.slow
+def test_torchs_minifier_works_with_variables(tmp_path: Path) -> None:
+    """Its scripts know the back end and no options, and kgen raises where it is strict."""
+    (tmp_path / "script.py").write_text(MINIFIED)
+    (tmp_path / "planted").mkdir()
+    (tmp_path / "planted" / "sitecustomize.py").write_text(PLANTED)
+    environment = os.environ | {
+        "KGEN_STRICT": "1", "PYTHONPATH": str(tmp_path / "planted"),
+        "TORCHDYNAMO_REPRO_AFTER": "dynamo", "TORCHDYNAMO_REPRO_LEVEL": "2",
+    }  # fmt: skip
+
+    def run(script: Path) -> subprocess.CompletedProcess[str]:
+        command = [sys.executable, str(script)]
+        return subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, check=False)
+
+    assert "Minifier script written to" in run(tmp_path / "script.py").stderr
+    [launcher] = tmp_path.rglob("minifier_launcher.py")
+    run(launcher)
+    made = (tmp_path / "repro.py").read_text()
+    assert "torch.sin(" in made
+    assert "torch.relu(" not in made
+    assert "nobody knows sines" in run(tmp_path / "repro.py").stderr

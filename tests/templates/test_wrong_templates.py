@@ -96,6 +96,11 @@ METHODS = {
     "refuse returns False": "    def refuse(self, problem):\n        return False\n",
     "refuse returns an empty text": "    def refuse(self, problem):\n        return ''\n",
     "configs offers none": "    def configs(self, problem):\n        return ()\n",
+    "refuse raises": "    def refuse(self, problem):\n        return problem.is_square\n",
+    "configs raises": "    def configs(self, problem):\n        yield {'BLOCK_M': 1 // 0}\n",
+    "resources raises": "    def resources(self, problem, config):\n        return config.BLOCK_Q\n",
+    "seconds raises": "    def seconds(self, problem, config):\n        raise ValueError('nobody knows')\n",
+    "grid raises": "    def grid(self, problem, config):\n        return problem.tiles('q', 16)\n",
     "configs names no knob": "    def configs(self, problem):\n        yield dict(BLOCK_Q=3)\n",
 }
 
@@ -174,7 +179,9 @@ def test_a_wrong_method(tmp_path: Path, what: str) -> None:
     error = caught.value.inner_exception
     assert isinstance(error, errors.BadTemplate), error
     assert NAME in str(error)
-    assert "def " in shown_line(str(error))
+    line = shown_line(str(error))
+    assert line.strip() in METHODS[what]
+    assert ("def " in line) != what.endswith(" raises")  # the line that raises, or the method
 
 
 def test_a_right_template_compiles(tmp_path: Path) -> None:

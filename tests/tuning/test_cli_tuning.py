@@ -108,6 +108,37 @@ def test_tune_finds_a_wrong_file_before_the_script_runs(mine: TuningFile, tmp_pa
         assert expected in err
 
 
+SUGGESTED = """
+import torch
+
+layers = [torch.nn.Sequential(torch.nn.Linear(48, 48), torch.nn.GELU()) for _ in range(3)]
+model = torch.nn.Sequential(*layers, torch.nn.Linear(48, 7))
+compiled = torch.compile(model, backend="kgen", mode="max-autotune", options=None)
+compiled(torch.randn(5, 48)).sum().backward()
+"""
+
+
+@pytest.mark.cpu
+def test_suggest_lists_what_nobody_has_measured(mine: TuningFile, capsys: Any) -> None:
+    Path("suggested.py").write_text(SUGGESTED)
+    assert main(["tune", "--suggest", "suggested.py"]) == 0
+    printed = out(capsys)
+    rows = [" ".join(line.split()) for line in printed.splitlines()]
+    [gelu] = [row for row in rows if row.startswith("addmm, gelu: ")]
+    assert re.search(r"k=48 m=5 n=48 3 [\d.]+ us [\d.]+ us [\d.]+ us$", gelu)  # three equal layers, forward
+    totals = [float(row.split()[-2]) for row in rows if row.endswith(" us")]
+    assert totals == sorted(totals, reverse=True)
+    assert re.search(r"problems that nobody has measured: \d, uses of measured ones: 0", printed)
+    assert "`kgen tune suggested.py` measures them" in printed
+    assert mine.entries() == []  # nothing was
+
+
+def test_suggest_of_a_script_that_compiles_nothing(mine: TuningFile, capsys: Any) -> None:
+    Path("nothing.py").write_text("")
+    assert main(["tune", "--suggest", "nothing.py"]) == 0
+    assert out(capsys).endswith("problems that nobody has measured: 0, uses of measured ones: 0\n")
+
+
 # ---- cache --------------------------------------------------------------------------------------------------------------
 
 
@@ -171,6 +202,18 @@ def test_diff(tmp_path: Path, capsys: Any) -> None:
     assert not any("m=1" in line for line in lines)
     assert main(["cache", "diff", str(a), str(a)]) == 0
     assert out(capsys) == "no difference\n"
+
+
+def test_diff_is_of_choices_unless_times_are_asked_for(tmp_path: Path, capsys: Any) -> None:
+    a, b = tmp_path / "a", tmp_path / "b"
+    TuningFile(a).write([entry(1), entry(2)])
+    TuningFile(b).write([entry(1, seconds=2e-3, made="2026-02-02T03:04:05.000Z"), entry(2, config=(("BLOCK_M", 32),))])
+    assert main(["cache", "diff", str(a), str(b)]) == 0
+    printed = out(capsys)
+    assert "(m=2)" in printed
+    assert printed.endswith("\n1 differences\n")
+    assert main(["cache", "diff", str(a), str(b), "--times"]) == 0
+    assert out(capsys).endswith("\n2 differences\n")
 
 
 def test_export(mine: TuningFile, tmp_path: Path, capsys: Any) -> None:

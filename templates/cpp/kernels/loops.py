@@ -198,7 +198,9 @@ def task_loops(outer: OuterLoops, nest: Nest, emitter: Emitter, sizes: Sizes) ->
     vector = _vector_slot(nest, outer.block, text) if nest.vertical else None
     counter = digits[0][0] if len(digits) == 1 else "task"
     grain = _grain(nest, sizes, outer)
-    return Tasks(outer.flat, count, grain, counter, lines(decode), advance, "", vector, tile, turned, walked)
+    shared = vector.extent if outer.flat and vector is not None else count
+    few = shared.isdecimal() and int(shared) <= grain
+    return Tasks(outer.flat, count, grain, counter, lines(decode), advance, "", vector, tile, turned, walked, few)
 
 
 def with_prefetches(
