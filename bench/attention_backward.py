@@ -18,6 +18,8 @@ from bench.contenders import copy_of
 from bench.matmuls import Given
 
 TEMPLATES = tuple(f"triton_attention_backward{kind}" for kind in ("", "_values", "_scores", "_table"))
+# Of the same gradients, for Hopper GPUs alone, with those in whose place they stand.
+WARP_SPECIALIZED = {f"{one}_warp_specialized": one for one in TEMPLATES[:2]}
 # Of a backward pass and its forward pass: contractions that are computed in place of forward's two, recomputed ones included.
 CONTRACTIONS = (2 + 5) / 2
 
@@ -185,6 +187,12 @@ def _operands(how: Scores, *args: Tensor) -> tuple[Tensor, ...]:
     return ds @ k, ds.mT @ q, (ds * columns.float().cos().to(ds.dtype)).sum(-1)
 
 
+def _operands_alone(how: Scores, *args: Tensor) -> tuple[Tensor, ...]:
+    q, k, *_ = args
+    ds = _recomputed(how, *args)[1].to(q.dtype)
+    return ds @ k, ds.mT @ q
+
+
 def _values(how: Scores, *args: Tensor) -> tuple[Tensor, ...]:
     q, _, _, g, *_ = args
     return (_recomputed(how, *args)[0].to(q.dtype).mT @ g,)
@@ -205,13 +213,21 @@ def _batches(how: Scores, *args: Tensor) -> tuple[Tensor, ...]:
     return ds @ args[1], ds.sum(0)
 
 
-KINDS = {"": _operands, "_values": _values, "_scores": _batches, "_table": _entries}
+KINDS = dict(
+    zip((*TEMPLATES, *WARP_SPECIALIZED), (_operands, _values, _batches, _entries, _operands_alone, _values), strict=True)
+)
+
+
+def beside(template: str) -> tuple[str, ...]:
+    """The templates of what is made beside a template's gradients."""
+    rivals = (template, WARP_SPECIALIZED.get(template))
+    return tuple(one for one in TEMPLATES if one not in rivals)
 
 
 def written_out(how: Scores, template: str) -> Callable[..., tuple[Tensor, ...]]:
     """The gradients that a template makes: of queries and keys, of values, or of what is added to scores, which is nobody's
     without the first one. Arguments are those of `saved`."""
-    of = KINDS[template.removeprefix(TEMPLATES[0])]
+    of = KINDS[template]
 
     def gradients(*args: Tensor) -> tuple[Tensor, ...]:
         return of(how, *args)

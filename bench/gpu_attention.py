@@ -310,7 +310,7 @@ def summary(row: dict[str, Any]) -> str:
 def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     names = [*dict.fromkeys((*CONTENDERS, *training_contenders())), CONFIGS]
-    templates = (*TEMPLATES, *attention_backward.TEMPLATES)
+    templates = (*TEMPLATES, *attention_backward.KINDS)
     add_arguments(parser, [*BY_NAME, *attention_backward.BY_NAME], names, "lengths")
     parser.add_argument("--backward", action="store_true", help="forward and backward passes, and templates of gradients")
     parser.add_argument("--templates", nargs="+", choices=templates, help="whose configurations are timed")

@@ -57,6 +57,9 @@ class KernelTemplate:
     # How one launch can make several problems, and the name that the Jinja file uses for it: "program", each by programs of its
     # own, or "parts", all together. None: each has a launch of its own.
     joins: ClassVar[str | None] = None
+    # The name of a template with another pattern, whose problems one launch makes together with this one's, with "parts"; the
+    # first of them are this one's, as their configuration is. Its own Jinja file is not looked at then.
+    partner: ClassVar[str] = ""
     # How long axes may be; longer ones are refused. Operands of a contraction change places for it.
     longest: ClassVar[Mapping[str, int]] = {}
     # The most contractions with a joint epilogue in one kernel, where an operand is `many`: each has accumulators of its own.
@@ -112,6 +115,14 @@ class KernelTemplate:
     def grid_of_parts(self, problems: Sequence[Problem], config: Config) -> Expr | int:
         """The number of programs of several problems that one launch makes with `parts`."""
         return sum((ix.as_expr(self.grid(problem, config)) for problem in problems), ix.ZERO)
+
+    def resources_of_parts(self, problems: Sequence[Problem], config: Config) -> Resources | None:
+        """What one program needs that makes several problems with `parts`; None: no more than for the neediest of them."""
+        return None
+
+    def seconds_of_parts(self, problems: Sequence[Problem], config: Config) -> float | None:
+        """An estimate of the time of a kernel that makes several problems with `parts`; None: from those of each alone."""
+        return None
 
     def facts(self, problems: Sequence[Problem], config: Config) -> object:
         """An object whose attributes the Jinja file reads as ``facts.name``: what has to be computed is computed there."""

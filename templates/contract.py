@@ -179,6 +179,11 @@ class Template:
         """Results that are second ones of a program's steps, with these."""
         return dict(zip(list(self.results)[1:], self.implements.seconds, strict=False))
 
+    @property
+    def partner(self) -> str:
+        """The template of another pattern whose problems it makes together with its own."""
+        return self.author.partner
+
     @cached_property
     def many(self) -> str | None:
         """The operand of which each contraction of a family has its own."""
@@ -357,7 +362,7 @@ def _checked(cls: type, implements: Pattern, device: str, source: str, name: str
     used, rendered = _check_source(path, operands, together, (*slots, *results), tuple(own), fail)
     _check_seconds(implements, list(results)[len(together) :], rendered, fail)
     _check_members(members, rendered, fail)
-    _check_steps(implements, members, used, fail)
+    _check_steps(implements, members, rendered, fail)
     _check_joining(cls.joins, used, fail)
     return Template(
         name, implements, device, path, operands, results, knobs, cls.longest, _author(cls, name), version_of(cls, path),

@@ -28,6 +28,7 @@ BUILT_IN = (
     "kgen.templates.triton.kernels.attention",
     "kgen.templates.triton.kernels.attention_backward",
     "kgen.templates.triton.kernels.attention_warp_specialized",
+    "kgen.templates.triton.kernels.attention_backward_warp_specialized",
     "kgen.templates.triton.kernels.conv",
     "kgen.templates.triton.kernels.conv_warp_specialized",
     "kgen.templates.triton.kernels.conv_weight",

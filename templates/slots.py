@@ -322,6 +322,9 @@ class Filler(Protocol):
     def result_slot(self, name: str) -> ResultSlot:
         """What the Jinja file sees of a result."""
 
+    def step_slot(self, name: str) -> StepSlot:
+        """What the Jinja file sees of a step of a program."""
+
     @property
     def tile(self) -> Callable[..., Lines]:
         """Of an operand, its number in a family, the tile's name and indices; what else it may be told is the language's."""
@@ -423,7 +426,7 @@ def _names(filler: Filler, facts: Callable[[Problem, str], dict[str, Any]]) -> d
     names |= {name: filler.operand_slot(name, facts(problem, name), count[name], sums[name]) for name in template.operands}
     names |= {name: filler.result_slot(name) for name in template.results}
     if template.implements.program is not None:
-        names |= {step.name: StepSlot(step.name, filler) for step in template.implements.program.steps[:-1]}
+        names |= {step.name: filler.step_slot(step.name) for step in template.implements.program.steps[:-1]}
     names |= {axis: AxisSlot(axis, _closed(filler.size(axis)), problem.static(axis)) for axis in template.axes}
     pointers, symbols = filler.parameters.pointers, dict(problem.kernel.host_values)
     names |= {name: Lazy(buffer, f"p_{clean(buffer)}", pointers) for name, buffer in problem.kernel.workspaces}

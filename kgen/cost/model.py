@@ -98,6 +98,9 @@ def seconds(problem: Problem, config: Config) -> float:
 def grouped_seconds(problems: Sequence[Problem], config: Config, alone: Sequence[float] = ()) -> float:
     """The time of one kernel for several problems. Their programs fill each other's last waves; what is computed together reads
     a common operand once. `alone` are `seconds` of each, where they are known."""
+    own = problems[0].template.author.seconds_of_parts(problems, config)
+    if own is not None:
+        return own
     first, each = problems[0], alone or [seconds(problem, config) for problem in problems]
     launch, together = LAUNCH[first.device.kind], first.template.joins == "parts"
     if together and first.device.kind == "cpu":

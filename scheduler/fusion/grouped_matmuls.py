@@ -7,6 +7,7 @@ of each; on a CPU the operand is packed once.
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -15,7 +16,7 @@ from kgen.cost import model
 from kgen.device import Device
 from kgen.ir import nodes as ir
 from kgen.ir import values as vs
-from kgen.ir.plan import BySize, Choice, ComboKernel, Kernel, Schedule, Step
+from kgen.ir.plan import BySize, Choice, ComboKernel, Kernel, Schedule, Statement, Step
 from kgen.ir.sizes import Sizes
 from kgen.only import Only
 from kgen.scheduler.analysis.memo import memoised_for
@@ -70,6 +71,9 @@ def _within_memory(plan: Schedule, group: Sequence[int], live: LiveBytes, most: 
     for k in group[1:]:
         step = plan.steps[k]
         assert isinstance(step, Kernel)
+        if k < first:  # its results come later, and what it reads is read by the other one
+            kept.append(k)
+            continue
         if max(live.earlier(step, k, first), default=0) > most:
             other = plan.steps[first]
             assert isinstance(other, Kernel)
@@ -89,7 +93,8 @@ def _known(kernels: Sequence[Kernel], graph: ir.Graph, how: Joining) -> ComboKer
 def _verdicts(batch: ComboKernel) -> Iterable[Verdict]:
     first, *others = batch.members
     for one in others:
-        reason = Reason.SAME_OPERAND if set(_operands(first)) & set(_operands(one)) else Reason.FEW_TILES
+        shared = set(_operands(first)) & set(_operands(one)) or not (_sums(first) or _sums(one))
+        reason = Reason.SAME_OPERAND if shared else Reason.FEW_TILES
         yield Verdict(first.name, one.name, Outcome.BATCHED, reason)
     for one in batch.members:
         yield Verdict(contraction_of(one), "", Outcome.CHOSEN, Reason.TEMPLATE, detail=str(one.by_size or one.choice))
@@ -100,19 +105,49 @@ def _verdicts(batch: ComboKernel) -> Iterable[Verdict]:
 
 def _sharing_an_operand(plan: Schedule, how: Joining) -> list[list[int]]:
     """Steps whose matmuls read one operand, or are small, and which may all run where the first of them does."""
+    groups = _partners(plan, how)
+    taken = {k for group in groups for k in group}
     known: dict[Hashable, list[int]] = {}
     for k, step in enumerate(plan.steps):
-        if isinstance(step, Kernel) and step.contracts:
+        if isinstance(step, Kernel) and step.contracts and k not in taken:
             for operand in _operands(step):
                 known.setdefault(operand, []).append(k)
-    groups: list[list[int]] = []
-    taken: set[int] = set()
     for steps in known.values():
         _gather(plan, steps, how, groups, taken)
     small = _small(plan, how, taken)
     for begin in range(0, len(small), AT_ONCE):
         _gather(plan, small[begin : begin + AT_ONCE], how, groups, taken)
     return groups
+
+
+def _partners(plan: Schedule, how: Joining) -> list[list[int]]:
+    """Pairs of steps with different programs, of which a template makes one with the other, where that is faster. They run in
+    the place of the first of a pair."""
+    programs = [
+        (k, step) for k, step in enumerate(plan.steps) if isinstance(step, Kernel) and step.contracts and not _sums(step)
+    ]
+    if len(programs) < 2:
+        return []
+    kind = how.device(contraction_of(programs[0][1])).kind
+    together = {frozenset((_key(t), _key(registry.find(t.partner)))) for t in registry.every(kind) if t.partner}
+    groups: list[list[int]] = []
+    for (k, first), (j, second) in itertools.combinations(programs, 2):
+        operators = frozenset((_main(first).op, _main(second).op))
+        if operators not in together or any(k in group or j in group for group in groups):
+            continue
+        order = [k, j] if _may_grow(plan, [k], j, how) else [j, k] if _may_wait(plan, k, j, how) else []
+        if order and _known([first, second], plan.graph, how) is not None:
+            groups.append(order)
+    return groups
+
+
+def _key(template: Template) -> str:
+    return template.implements.operator
+
+
+def _main(kernel: Kernel) -> Statement:
+    """A kernel's first contraction."""
+    return next(s for s in kernel.statements if s.kind == "contraction")
 
 
 def _gather(plan: Schedule, steps: Sequence[int], how: Joining, groups: list[list[int]], taken: set[int]) -> None:
@@ -149,7 +184,7 @@ def _small(plan: Schedule, how: Joining, taken: set[int]) -> list[int]:
 def _operands(kernel: Kernel) -> list[Hashable]:
     """What a kernel's first matmul multiplies: equal where two matmuls read the same buffers on the same side. Equal programs
     may read one buffer on different sides."""
-    matmul = next(s for s in kernel.statements if s.kind == "contraction")
+    matmul = _main(kernel)
     read = [frozenset(load.attr[0] for load in vs.loads([v])) for v in (matmul.value, *matmul.factors)]
     if not _sums(kernel):
         return [(kernel.target, matmul.op, name) for name in sorted(frozenset[str]().union(*read))]
@@ -158,7 +193,7 @@ def _operands(kernel: Kernel) -> list[Hashable]:
 
 def _sums(kernel: Kernel) -> bool:
     """Whether a kernel's first contraction multiplies two operands, and is no program."""
-    return next(s for s in kernel.statements if s.kind == "contraction").op == "sum"
+    return _main(kernel).op == "sum"
 
 
 def _may_grow(plan: Schedule, group: Sequence[int], k: int, how: Joining) -> bool:
@@ -187,6 +222,22 @@ def _may_join(plan: Schedule, k: int, first: int, how: Joining) -> bool:
     return True
 
 
+def _may_wait(plan: Schedule, k: int, last: int, how: Joining) -> bool:
+    """Whether step k may run at the time of a later one."""
+    graph, step, other = plan.graph, plan.steps[k], plan.steps[last]
+    assert isinstance(step, Kernel)
+    assert isinstance(other, Kernel)
+    if any(forbids(d, step, other) for d in how.demands if not d.wanted):
+        return False
+    read, written = _touched(step, graph)
+    for between in plan.steps[k + 1 : last + 1]:
+        read_before, written_before = _touched(between, graph)
+        alone = written_before.isdisjoint(read) and written_before.isdisjoint(written) and written.isdisjoint(read_before)
+        if has_hidden_effects(between) or not alone:
+            return False
+    return True
+
+
 def _touched(step: Step, graph: ir.Graph) -> tuple[set[str], set[str]]:
     """The storages that a step reads and writes: found once, for each pair of matmuls asks about all steps between the two."""
     return memoised_for(step, "storages", lambda: (ir.storages(graph, reads(step)), ir.storages(graph, writes(step))), graph)
@@ -202,11 +253,16 @@ def _grouped(kernels: Sequence[Kernel], graph: ir.Graph, how: Joining) -> tuple[
         choices = ((name, _configs(found.get(name, []))) for name in how.only.names)
         return next(((Choice(name, how.only.pick(configs).values), None) for name, configs in choices if configs), None)
     alone = [how.best(kernel) for kernel in kernels]
-    together = _best(found)
+    together = _best({name: problems for name, problems in found.items() if not _is_unmeasured_pair(problems)})
     if together is None or None in alone:
         return None
     faster = together.seconds < sum(one.seconds for one in alone if one is not None)
     return (together.choice, together.by_size) if faster else None
+
+
+def _is_unmeasured_pair(problems: Sequence[Problem]) -> bool:
+    """Whether a template would make others' problems with its own, and nobody has measured all of these."""
+    return len({problem.template.name for problem in problems}) > 1 and any(problem.uncalibrated for problem in problems)
 
 
 def grouped_problems(kernels: Sequence[Kernel], graph: ir.Graph, device: Device) -> dict[str, list[Problem]]:
@@ -243,24 +299,53 @@ def _best(found: Mapping[str, Sequence[Problem]]) -> Best | None:
 
 
 def _batch(kernels: Sequence[Kernel], choice: Choice, by_size: BySize | None) -> ComboKernel:
-    members = tuple(replace(kernel, choice=choice, by_size=by_size) for kernel in kernels)
+    """The kernels of the template's own problems come first: its configuration is that of all."""
+    template = registry.find(choice.template)
+    chosen = [(kernel, _choice_of(kernel, choice, template)) for kernel in kernels]
+    chosen.sort(key=lambda one: one[1].template != template.name)
+    members = tuple(replace(kernel, choice=own, by_size=by_size) for kernel, own in chosen)
     return ComboKernel(f"{kernels[0].name}_and_{len(kernels) - 1}_more", members)
 
 
+def _choice_of(kernel: Kernel, choice: Choice, template: Template) -> Choice:
+    """Of a kernel that the template's partner sees, with as many of the knobs as that has."""
+    if not template.partner or _main(kernel).op == _key(template):
+        return choice
+    partner = registry.find(template.partner)
+    return Choice(partner.name, _suited(partner, Config(choice.config)).values)
+
+
+def _suited(template: Template, config: Config) -> Config:
+    return Config(tuple((name, value) for name, value in config.values if name in template.knobs))
+
+
 def _problems(template: Template, kernels: Sequence[Kernel], graph: ir.Graph, device: Device) -> list[Problem]:
-    """The kernels as the template sees them; none where it refuses one, or needs in common what they have not."""
+    """The kernels as the template sees them, or its partner, its own first; none where one of these refuses, or needs in common
+    what they have not."""
     found: list[Problem] = []
     for kernel in kernels:
-        problem = problem_of(template, kernel, graph, device)
-        if isinstance(problem, str) or template.refuse(problem) is not None:
+        problem = _seen(template, kernel, graph, device)
+        if problem is None:
             return []
         found.append(problem)
+    found.sort(key=lambda problem: problem.template is not template)
+    if any(problem.template is not template for problem in found):
+        return found if found[0].template is template and template.author.refuse_grouped(found) is None else []
     common = [name for name, one in template.operands.items() if not one.many]
     if template.joins == "parts" and any(problem.operand_reductions for problem in found):
         return []  # sums belong to one of the parts
     if template.joins == "parts" and any(len({p.inputs[name].identity for p in found}) > 1 for name in common):
         return []
     return found if template.author.refuse_grouped(found) is None else []
+
+
+def _seen(template: Template, kernel: Kernel, graph: ir.Graph, device: Device) -> Problem | None:
+    """A kernel as a template, or its partner, sees it."""
+    for one in (template, *([registry.find(template.partner)] if template.partner else [])):
+        problem = problem_of(one, kernel, graph, device)
+        if not isinstance(problem, str) and one.refuse(problem) is None:
+            return problem
+    return None
 
 
 def _configs(problems: Sequence[Problem]) -> list[Config]:
@@ -276,15 +361,24 @@ def _priced(problems: Sequence[Problem]) -> list[tuple[Config, list[float]]]:
     tables = [dict(prices(problem)) for problem in problems]
     rows = []
     for config, _ in prices(largest):
+        if not _fit_together(problems, config):
+            continue
         alone = [_seconds(problem, config, known) for problem, known in zip(problems, tables, strict=True)]
         if None not in alone:
             rows.append((config, [seconds for seconds in alone if seconds is not None]))
     return rows
 
 
+def _fit_together(problems: Sequence[Problem], config: Config) -> bool:
+    """Whether the device can run a program that makes them all, where that needs more than each of them."""
+    needs, device = problems[0].template.author.resources_of_parts(problems, config), problems[0].device
+    return needs is None or (needs.shared <= device.shared and needs.registers <= device.registers)
+
+
 def _seconds(problem: Problem, config: Config, known: Mapping[Config, float]) -> float | None:
     """The seconds of a problem, None where the configuration does not suit it. Most are known, for nobody joins what was not
     looked at by itself; but a template may offer a small problem fewer configurations."""
+    config = _suited(problem.template, config)
     if config in known:
         return known[config]
     return model.seconds(problem, config) if model.fits(problem, config) else None

@@ -317,9 +317,9 @@ def test_gradients_of_causal_attention_are_templates_by_default(head: int) -> No
     """These make half of the tiles, and matmuls all of them. Scores that matmuls compute again would be stored twice."""
     args = [torch.zeros(2, 8, 512, head, dtype=torch.bfloat16, requires_grad=True) for _ in range(3)]
     _, backward = training_plans(masked, *args, default=True)
-    assert [one for one in templates(backward) if "attention" in one] == [
-        "triton_attention_backward_values", "triton_attention_backward", "triton_attention_backward",
-    ]  # fmt: skip
+    gradient = "triton_attention_backward"
+    found = [one.removesuffix("_warp_specialized") for one in templates(backward) if one.endswith("_warp_specialized")]
+    assert sorted(found) == [gradient, gradient, f"{gradient}_values"]
 
 
 def distances(q: Tensor, k: Tensor, v: Tensor, table: Tensor) -> Tensor:

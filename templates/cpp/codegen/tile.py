@@ -22,7 +22,7 @@ from kgen.templates.cpp.codegen.table import CPP_TYPES
 from kgen.templates.cpp.codegen.tile_loops import tile_loops_of
 from kgen.templates.problem import Input, Problem, bare_number
 from kgen.templates.render import clean
-from kgen.templates.slots import OperandSlot, ResultSlot
+from kgen.templates.slots import OperandSlot, ResultSlot, StepSlot
 
 # Names of what a function that computes a block of an operand has, and of the loops over a rectangle of results.
 FILLING, WALKING = (
@@ -94,6 +94,9 @@ class Slots:
 
     def result_slot(self, name: str) -> ResultSlot:
         return ResultSlot(name, self)
+
+    def step_slot(self, name: str) -> StepSlot:
+        return StepSlot(name, self)
 
     # ---- operands ---------------------------------------------------------------------------------------------------
 

@@ -14,6 +14,7 @@ from dataclasses import dataclass, field, replace
 
 import torch
 
+from kgen.ir.index import Expr
 from kgen.templates.triton.codegen.tma_layout import ByEights
 from kgen.templates.triton.codegen.tma_moves import Move
 
@@ -84,6 +85,17 @@ class BoxedTile:
 
 
 @dataclass(frozen=True, slots=True)
+class Place:
+    """So many bytes of shared memory, as text."""
+
+    text: str
+    bytes: int
+
+    def __str__(self) -> str:
+        return self.text
+
+
+@dataclass(frozen=True, slots=True)
 class Ring:
     """Shared memory for `count` tiles of one kind, its stages. Of an operand of a family, `number` says which, `summed` whether
     its elements are added up as well."""
@@ -110,6 +122,10 @@ class Ring:
     def at(self, stage: str) -> str:
         """A stage's memory."""
         return f"{self.name}.index({stage})"
+
+    def place(self, stage: str) -> Place:
+        """A stage's memory when nobody needs its tile any more."""
+        return Place(self.at(stage), self.bytes)
 
     def view(self, stage: str) -> str:
         """A stage's tile as the author wants it."""
@@ -167,14 +183,86 @@ class Reads:
 
 
 @dataclass(frozen=True, slots=True)
+class ColumnRing:
+    """Shared memory for `count` rows of so many float32 numbers, one for each column of a tile. `key` is equal for one access
+    of several problems, of which `accesses` are a buffer and an offset each; `begin` gives the place of one of a batch's
+    columns in the buffer."""
+
+    name: str
+    count: int
+    length: int
+    descriptor: str
+    key: tuple[str, str]
+    accesses: frozenset[tuple[str, Expr]]
+    begin: Callable[[str, str], str]
+
+    @property
+    def bytes(self) -> int:
+        return self.length * 4
+
+    def make(self) -> str:
+        shape = f"[{self.count}, {self.length}]"
+        return f"{self.name} = gl.allocate_shared_memory({self.descriptor}.dtype, {shape}, {self.descriptor}.layout)"
+
+    def fetch(self, row: str, column: str, *, stage: str, ready: Barrier) -> str:
+        place = self.begin(row, column)
+        return f"ws.fetch({self.descriptor}, [{place}], {ready.barriers}, {self.name}, {stage}, {ready.index})"
+
+
+@dataclass(frozen=True, slots=True)
+class Columns:
+    """Shared memory for numbers of columns. `place` is the stage of the tile that they belong to, `layout` how threads hold
+    the tile."""
+
+    rings: tuple[ColumnRing, ...]
+    place: str = ""
+    layout: str = ""
+
+    def __iter__(self) -> Iterator[ColumnRing]:
+        return iter(self.rings)
+
+    def __len__(self) -> int:
+        return len(self.rings)
+
+    @property
+    def bytes(self) -> int:
+        """Of one tile."""
+        return sum(ring.bytes for ring in self.rings)
+
+    def at(self, place: str, layout: str) -> Columns:
+        return replace(self, place=place, layout=layout)
+
+    def joined(self, other: Columns) -> Columns:
+        """What two problems read, each access once."""
+        found = {ring.key: ring for ring in self.rings}
+        for ring in other.rings:
+            first = found.get(ring.key, ring)
+            found[ring.key] = replace(first, accesses=first.accesses | ring.accesses)
+        return Columns(tuple(found.values()))
+
+    def load(self, buffer: str, offset: Expr) -> str | None:
+        """The text of the numbers that are read there, as a row; None where they did not come by TMA."""
+        ring = next((ring for ring in self.rings if (buffer, offset) in ring.accesses), None)
+        if ring is None or not self.layout:
+            return None
+        return f"{ring.name}.index({self.place}).load(gl.SliceLayout(0, {self.layout}))[None, :]"
+
+
+@dataclass(frozen=True, slots=True)
 class Leaving:
-    """Shared memory for one tile on its way to a result."""
+    """Shared memory for one tile on its way to a result: its own, or that `instead` of which it may be."""
 
     name: str
     tile: BoxedTile
+    instead: str = ""
 
     def make(self) -> str:
-        return self.tile.make(self.name)
+        if not self.instead:
+            return self.tile.make(self.name)
+        block = ", ".join(map(str, self.tile.block))
+        return (
+            f"{self.name} = {self.instead}._reinterpret({self.tile.descriptor}.dtype, [{block}], {self.tile.descriptor}.layout)"
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -217,7 +305,7 @@ def names(handles: Iterable[object]) -> list[str]:
     for one in handles:
         if isinstance(one, str):
             found.append(one)
-        elif isinstance(one, Barriers | Ring | Kept | Leaving):
+        elif isinstance(one, Barriers | Ring | Kept | Leaving | ColumnRing):
             found.append(one.name)
         elif isinstance(one, Iterable):
             found += names(one)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Any, ClassVar
 
 import torch
 
@@ -13,14 +14,17 @@ from kgen.ir.plan import Statement
 from kgen.ir.values import Value
 from kgen.rendered.tensor_map import TensorMap
 from kgen.templates.problem import Input
-from kgen.templates.slots import Index, OperandSlot, ResultSlot
-from kgen.templates.triton.codegen.gluon_handles import BoxedTile, Kept, Leaving, Reads, Ring, Writes
+from kgen.templates.slots import Index, OperandSlot, ResultSlot, StepSlot
+from kgen.templates.triton.codegen.gluon_handles import BoxedTile, Columns, Kept, Leaving, Place, Reads, Ring, Writes
+from kgen.templates.triton.codegen.gluon_steps import StepHalves
 from kgen.templates.triton.codegen.slots import Slots, Stored
 from kgen.templates.triton.codegen.tma_box import BoxAccess, BoxLayout, BoxOrder, epilogue_tiles_of, operand_box
 from kgen.templates.triton.codegen.tma_layout import Access, ByEights, TmaLayout, tma_accesses, tma_layout
 from kgen.templates.triton.codegen.tma_moves import Move, Window, digit
 
 NO_READS, NO_WRITES = Reads(()), Writes()
+# Numbers of a mask's guards that a program looks at together: it waits for them before its warps part.
+GUARDS = 4096
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,7 +52,7 @@ class GluonOperand(OperandSlot):
 
 @dataclass(frozen=True, slots=True)
 class GluonResult(ResultSlot):
-    """``{% set reads = C.reads("held", STAGES) %}`` is shared memory for the tiles that C's epilogue reads by TMA, which
+    """``{% set reads = C.reads("early", STAGES) %}`` is shared memory for the tiles that C's epilogue reads by TMA, which
     the author asks for: ``{% for one in reads %}{{ one.fetch(...) }}``. ``{% set writes = C.writes("leaving") %}`` is what its
     results leave from; where a tile that has been read is of the same kind, `over` gives its place away. Unless they are
     `wanted`, tiles come and go by pointers.
@@ -60,8 +64,8 @@ class GluonResult(ResultSlot):
     def reads(self, name: str, count: int, wanted: bool = True) -> Reads:
         return self._slots().reads(name, count) if wanted else NO_READS
 
-    def writes(self, name: str, over: Reads = NO_READS, wanted: bool = True) -> Writes:
-        return self._slots().writes(name, over) if wanted else NO_WRITES
+    def writes(self, name: str, over: Reads = NO_READS, wanted: bool = True, instead: Place | None = None) -> Writes:
+        return self._slots().writes(name, over, instead) if wanted else NO_WRITES
 
     def store(
         self, name: str, *indices: Index, layout: str = "", reads: Reads = NO_READS, writes: Writes = NO_WRITES, met: str = "",
@@ -80,6 +84,31 @@ class GluonResult(ResultSlot):
 
 
 @dataclass(frozen=True, slots=True)
+class GluonStep(StepSlot):
+    """Of a function of two elements, ``{{ step.first("early", "s", 0, "b", "rm", "rn") }}`` makes `early0`, `early1` and so on
+    of the tile `s` of the element number 0, and ``{{ step.second("early", "t", 1, "b", "rm", "rn") }}`` makes of the tile `t`
+    of the other one what the next step sees; of one element, `early0` is that. Not `masked`, elements are those where a mask
+    keeps all. ``{% set stats = step.columns("stats", STAGES) %}`` is shared memory for numbers of columns, which both take as
+    ``stats=stats.at("stage", "layout")``; ``{{ step.of_rows_alone("b", "rm") }}`` reads those of rows, before a loop."""
+
+    def first(self, stem: str, tile: str, number: int, *indices: Index, **how: Any) -> str:
+        return "\n".join(self._halves(**how).first(stem, tile, number, indices))
+
+    def second(self, stem: str, tile: str, number: int, *indices: Index, **how: Any) -> str:
+        return "\n".join(self._halves(**how).second(stem, tile, number, indices))
+
+    def of_rows_alone(self, *indices: Index, **how: Any) -> str:
+        return "\n".join(self._halves(**how).rows(indices))
+
+    def columns(self, name: str, stages: int) -> Columns:
+        return self._halves().columns(name, stages)
+
+    def _halves(self, **how: Any) -> StepHalves:
+        assert isinstance(self.filler, GluonSlots)
+        return StepHalves(self.filler, self.name, self.filler.known.setdefault(self.name, {}), **how)
+
+
+@dataclass(frozen=True, slots=True)
 class Through:
     """What a store in Gluon is given: how threads hold the tile, memory for what is read and written, and a statement."""
 
@@ -94,8 +123,10 @@ class GluonSlots(Slots):
     """Renders the slots of one problem under one configuration. `tiles` is what the epilogue may move by TMA, in the order
     in which it does: known before anything is rendered."""
 
+    guards: ClassVar[int] = GUARDS
     tiles: dict[Access | BoxAccess, BoxedTile] = field(init=False)
     orders: dict[str, BoxOrder] = field(init=False)  # of axes of which tiles have several loops
+    known: dict[str, dict[Value, str]] = field(default_factory=dict)  # of each step, what was read in front of a loop
 
     def __post_init__(self) -> None:
         template, config = self.problem.template, self.config
@@ -117,6 +148,9 @@ class GluonSlots(Slots):
 
     def result_slot(self, name: str) -> ResultSlot:
         return GluonResult(name, self)
+
+    def step_slot(self, name: str) -> StepSlot:
+        return GluonStep(name, self)
 
     # ---- handles ----------------------------------------------------------------------------------------------------
 
@@ -160,7 +194,8 @@ class GluonSlots(Slots):
         again = [f"_again{k}" if k else "" for k in number]
         return Reads(tuple(Ring(self._memory(name, tile, more), count, tile) for tile, more in zip(found, again, strict=True)))
 
-    def writes(self, name: str, over: Reads) -> Writes:
+    def writes(self, name: str, over: Reads, instead: Place | None = None) -> Writes:
+        """Of the tiles that leave, the first one may do so where a stage of a ring is free, `instead` of memory of its own."""
         homes: list[Leaving | Ring] = []
         free: list[Ring] = []  # of what has been read
         coming = iter(over.rings)
@@ -169,7 +204,11 @@ class GluonSlots(Slots):
                 free += [ring for ring in [next(coming, None)] if ring is not None]
                 continue
             ring = next((ring for ring in free if ring.tile.shares_memory(tile)), None)
-            homes.append(Leaving(self._memory(name, tile), self._used(tile)) if ring is None else ring)
+            if ring is None:
+                where, instead = "" if instead is None or instead.bytes != tile.bytes else str(instead), None
+                homes.append(Leaving(self._memory(name, tile), self._used(tile), where))
+            else:
+                homes.append(ring)
             free = [other for other in free if other is not ring]
         return Writes(tuple(homes))
 
@@ -238,6 +277,9 @@ class GluonSlots(Slots):
         return name
 
     # ---- slots ------------------------------------------------------------------------------------------------------
+
+    def _counting(self, length: str) -> str:
+        return f"ws.counting({length})"
 
     def tile(
         self, operand: str, number: int, name: str, indices: Sequence[Index], own: bool = False, inside: str = "", **starts: str

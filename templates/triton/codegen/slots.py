@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 
@@ -19,7 +19,7 @@ from kgen.templates.contract import Config, Result
 from kgen.templates.middle import Middle
 from kgen.templates.problem import Input, Problem
 from kgen.templates.render import clean
-from kgen.templates.slots import Index, OperandSlot, ResultSlot, Segment
+from kgen.templates.slots import Index, OperandSlot, ResultSlot, Segment, StepSlot
 from kgen.templates.triton.codegen.powers import in_powers_of_two
 from kgen.templates.triton.codegen.runs import Run, Runs, runs_of
 from kgen.templates.triton.codegen.table import TRITON_TYPES, literal
@@ -97,12 +97,16 @@ class Slots:
     config: Config
     exact: bool = False
     parameters: Parameters = field(default_factory=Parameters)
+    guards: ClassVar[int] = GUARDS
 
     def operand_slot(self, name: str, facts: dict[str, object], count: int, sums: frozenset[int]) -> OperandSlot:
         return OperandSlot(name, self, facts, count, 0, sums)
 
     def result_slot(self, name: str) -> ResultSlot:
         return ResultSlot(name, self)
+
+    def step_slot(self, name: str) -> StepSlot:
+        return StepSlot(name, self)
 
     def emitter(
         self,
@@ -328,7 +332,7 @@ class Slots:
         if axis == rows:
             block = self.config.get(self.problem.template.block(axis) or "")
             return self._guards(middle, name, batch, axis, str(row), str(block))
-        length, first = min(GUARDS, 1 << (max(1, self.problem.size(axis)) - 1).bit_length()), f"{name}_first"
+        length, first = min(self.guards, 1 << (max(1, self.problem.size(axis)) - 1).bit_length()), f"{name}_first"
         lines = self._guards(middle, f"{name}_here", batch, axis, first, str(length))
         loop = f"for {first} in range(0, {self.size(axis)}, {length}):"
         begin, joined = f"{name} = tl.full([], 1, tl.int32)", f"    {name} = {name} & {name}_here"
@@ -339,7 +343,7 @@ class Slots:
         loops, extent = self.problem.loops, self.problem.extent(axis).as_int()
         scalars = [Dimension(a, loops[a], "1", str(i), False) for a, i in zip(middle.axes[:-2], batch, strict=True)]
         ragged = extent is None or extent % int(length) != 0
-        along = Dimension(axis, loops[axis], length, f"({first} + tl.arange(0, {length}))", ragged)
+        along = Dimension(axis, loops[axis], length, f"({first} + {self._counting(length)})", ragged)
         emitter = TileEmitter(self.problem, self.parameters, [along], scalars, self.exact)
         emitter.suffix, emitter.behind = f"_{name}", True
         for k, guard in enumerate(middle.guards):
@@ -348,6 +352,10 @@ class Slots:
             so_far = "" if k == 0 else f"{name} & "
             emitter.outer.lines.append(f"{name} = {so_far}tl.min({value}.to(tl.int32), 0)")
         return emitter.finish()
+
+    def _counting(self, length: str) -> str:
+        """The numbers below a length."""
+        return f"tl.arange(0, {length})"
 
     def bounds(self, step: str, *_: object) -> list[str]:
         raise ValueError(f"{self.problem.template.name}: in Triton tiles of {step} are in `runs` between `edges`")

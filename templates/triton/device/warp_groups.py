@@ -47,6 +47,13 @@ def retire(made, count: gl.constexpr):
 
 
 @gluon.jit
+def counting(length: gl.constexpr):
+    """The numbers below a length, spread over the warps that run this."""
+    layout: gl.constexpr = gl.BlockedLayout([1], [32], [gl.num_warps()], [0])
+    return gl.arange(0, length, layout)
+
+
+@gluon.jit
 def share(tile, group: gl.constexpr, height: gl.constexpr):
     """The rows of a tile in shared memory that belong to a warp group."""
     return tile.slice(group * height, height, 0)

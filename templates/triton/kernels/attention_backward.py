@@ -111,8 +111,6 @@ class _Recomputing(KernelTemplate):
         heads = {_padded(problem, axis) for axis in self.longest if axis in HEADS}
         if self._of_scores and not problem.narrows and heads != {MEASURED_SUMS}:
             return f"no GPU has measured its sums of scores' gradients on other heads than {MEASURED_SUMS}"
-        if _is_sum(problem) and not problem.narrows:  # T5's were measured (H100, 2026-11-26)
-            return "no GPU has measured its sums of scores' gradients, but in place of matmuls in float32"
         if len(heads) > 1:
             return "no GPU has measured it on operands whose heads differ"
         [head] = heads

@@ -1,0 +1,259 @@
+"""What stands between steps of a program in Gluon, in two parts, so that one of them runs while matrix units make the other
+one's elements:
+
+    s' = exp(s * 0.125 - lse[n]) * (t - delta[n])     ->     early0 = exp(s * 0.125 - lse[n])     first
+                                                             s' = early0 * (t - delta[n])         second
+
+What is early is 0 where the mask keeps nothing, so the function has to be 0 there as well. Numbers of columns that it reads
+come through shared memory by TMA, those of rows are read once, in front of the loop.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from kgen.ir import index as ix
+from kgen.ir import values as vs
+from kgen.ir.index import Expr
+from kgen.ir.values import Value
+from kgen.rendered.tensor_map import TensorMap
+from kgen.templates.problem import Problem
+from kgen.templates.slots import Index
+from kgen.templates.triton.codegen.gluon_handles import ColumnRing, Columns
+from kgen.templates.triton.codegen.launch import ALIGNMENT, aligned
+from kgen.templates.triton.codegen.powers import in_powers_of_two
+from kgen.templates.triton.codegen.slots import Slots, Within
+from kgen.templates.triton.codegen.table import TRITON_TYPES
+from kgen.templates.triton.codegen.tile import TileEmitter
+from kgen.templates.triton.codegen.tma_moves import digit
+
+__all__ = ["StepHalves", "parts_of", "vanishes", "why_whole"]
+
+NO_COLUMNS = Columns(())
+# Elements that TMA may count.
+MAX_ELEMENTS = 2**31 - 1
+
+
+def why_whole(problem: Problem, step: str, number: int) -> str | None:
+    """Why a step's function cannot be had in two parts, the first of which needs the element `number` alone; None if it can."""
+    middle = problem.middles[step]
+    if middle.guards and len(middle.steps) > 1:
+        return "its mask says nothing unless numbers in memory are 0"
+    value = middle.function(masked=False)
+    parts = parts_of(value, middle.steps[number])
+    if not parts:
+        return "one of the elements is not in its function"
+    if middle.mask is not None and not middle.guards and not vanishes(value, frozenset(parts)):
+        return "its function may be other than 0 where a mask keeps nothing"
+    return None
+
+
+def parts_of(value: Value, step: str) -> tuple[Value, ...]:
+    """The parts of a function that say all of the element of one step, and need no other one: a single part where one is all,
+    the last such, and the function is 0 with it; or else the largest ones."""
+    needs = _needs(value)
+    if needs[value] == {step}:
+        return (value,)
+    own = [one for one, found in needs.items() if found == {step}]
+    single = next((one for one in reversed(own) if one.op != "step" and step not in _needs(value, one)[value]), None)
+    if single is not None and vanishes(value, frozenset([single])):
+        return (single,)
+    return tuple(dict.fromkeys(arg for one, found in needs.items() for arg in one.args if needs[arg] == {step} != found))
+
+
+def _needs(value: Value, known: Value | None = None) -> dict[Value, frozenset[str]]:
+    """The steps whose elements a value, and all in it, needs where a part is `known`, arguments first."""
+    found: dict[Value, frozenset[str]] = {}
+    for one in vs.topological([value], through_indices=False):
+        own = frozenset([one.attr]) if one.op == "step" else frozenset[str]()
+        found[one] = frozenset() if one is known else own.union(*(found[arg] for arg in one.args))
+    return found
+
+
+def vanishes(value: Value, zeros: frozenset[Value]) -> bool:
+    """Whether a value is 0 where all of `zeros` are, and everything else is a number."""
+    if value in zeros or (value.op == "const" and value.attr == 0):
+        return True
+    if value.op == "mul":
+        return any(vanishes(arg, zeros) for arg in value.args)
+    if value.op in ("add", "sub"):
+        return all(vanishes(arg, zeros) for arg in value.args)
+    if value.op in ("neg", "round_to", "cast", "truediv"):
+        return vanishes(value.args[0], zeros)
+    return value.op == "where" and all(vanishes(arg, zeros) for arg in value.args[1:])
+
+
+@dataclass(frozen=True, slots=True)
+class StepHalves:
+    """The two parts of a step's function. `known` are values that were made in front of the loop, by their names."""
+
+    slots: Slots
+    step: str
+    known: dict[Value, str]
+    scaled: bool = True
+    masked: bool = True
+    into: str = ""
+    inside: str = ""
+    stats: Columns = NO_COLUMNS
+
+    def first(self, stem: str, tile: str, number: int, indices: Sequence[Index]) -> list[str]:
+        """Statements that make of the tile of one element what the second part needs of it: of 16 bits what is rounded to
+        them, and 0 where a mask keeps nothing, and past the end."""
+        emitter = self._emitter(indices)
+        name = self._middle.steps[number]
+        emitter.locals[name] = (tile, emitter.level)
+        kept = self._kept(emitter)
+        for k, part in enumerate(parts_of(self._function(emitter), name)):
+            narrow = _narrow(part)
+            text = emitter._tile(part if narrow is None else part.args[0])
+            text = f"tl.where({kept}, {text}, 0.0)" if kept else text
+            text = text if narrow is None else f"({text}).to({TRITON_TYPES[narrow].storage})"
+            emitter.outer.lines.append(f"{stem}{k} = {text}")
+        return emitter.finish()
+
+    def second(self, stem: str, tile: str, number: int, indices: Sequence[Index]) -> list[str]:
+        """Statements that make of the tile of the other element, and of what is early, the function."""
+        emitter = self._emitter(indices)
+        other = self._middle.steps[1 - number]
+        value, mapping = self._function(emitter), dict[Value, Value]()
+        for k, part in enumerate(parts_of(value, other)):
+            early = f"{stem}{k}"
+            mapping[part] = vs.step_result(early, part.dtype)
+            text = early if _narrow(part) is None else f"{early}.to({TRITON_TYPES[part.dtype].compute})"
+            emitter.locals[early] = (text, emitter.level)
+        emitter.locals[self._middle.steps[number]] = (tile, emitter.level)
+        text = emitter._tile(_with(value, mapping))
+        past = [emitter.inside(axis) for axis in self._middle.axes[-1:] if axis in emitter.masked()]
+        emitter.outer.lines.append(f"{tile} = " + (f"tl.where({past[0]}, {text}, 0.0)" if past else text))
+        return emitter.finish()
+
+    def rows(self, indices: Sequence[Index]) -> list[str]:
+        """Statements that read what the function needs of rows, with what is made of that alone."""
+        axis = self._middle.axes[-1]
+        emitter = self.slots.emitter(self._middle.axes[:-1], indices, self.slots.problem.loops, {})
+        emitter.suffix, emitter.behind = f"_{self.step}_rows", True
+        assert len(emitter.dimensions) == 1, "rows are one axis with tiles"
+        columns = frozenset(self.slots.problem.loops[axis])
+        for value in _of_rows(self._values(emitter), columns):
+            emitter.emit(value)
+        for value, name in emitter.outer.names.items():
+            if isinstance(value, Value) and value.op != "const":
+                self.known[value] = f"{name}[:, None]" if emitter.axes(value) else name
+        return emitter.finish()
+
+    def columns(self, name: str, stages: int) -> Columns:
+        """Shared memory for the numbers of columns that the function reads, those that TMA can move."""
+        axis = self._middle.axes[-1]
+        emitter = self.slots.emitter((), (), {}, {})
+        loads = vs.loads([self._middle.value])
+        return Columns(tuple(ring for load in loads if (ring := self._column(emitter, load, axis, name, stages)) is not None))
+
+    def _column(self, emitter: TileEmitter, load: Value, axis: str, name: str, stages: int) -> ColumnRing | None:
+        problem = self.slots.problem
+        buffer, (offset, *more), dtype = load.attr
+        loops = problem.loops[axis]
+        free = ix.free_atoms(offset)
+        batch = [(a, v) for a in self._middle.axes[:-2] for v in problem.loops[a]]
+        others = free - set(loops) - {v for _, v in batch}
+        if load.args or more or dtype is not torch.float32 or len(loops) != 1 or loops[0] not in free or others:
+            return None
+        strides = [(v, a, ix.stride_of(offset, v)) for a, v in batch if v in free]
+        last = offset.bounds()[1]
+        static = all(problem.static(a) for a in problem.loops)
+        linear = ix.stride_of(offset, loops[0]) == 1 and all(stride is not None for *_, stride in strides)
+        if not (linear and static and aligned(problem.graph.buffers[buffer]) and last < MAX_ELEMENTS):
+            return None
+        base = ix.substitute(offset, dict.fromkeys([loops[0], *(v for v, *_ in strides)], ix.ZERO))
+        if not all(ix.mod(e * dtype.itemsize, ALIGNMENT) == 0 for e in (base, *(s for *_, s in strides if s is not None))):
+            return None  # TMA takes an illegal instruction for a row that begins elsewhere
+        length = self.slots.config.get(problem.template.block(axis) or "")
+        box = TensorMap(
+            buffer, TRITON_TYPES[dtype].pointer.removeprefix("*"), (length,), (ix.constant(int(last) + 1),), (ix.ONE,)
+        )
+        descriptor = self.slots.descriptor(box)
+        self.slots.parameters.made_names.add(descriptor)
+
+        def begin(row: str, column: str) -> str:
+            digits = (
+                f"({digit(row, problem.loops[a], v, emitter.text)}) * ({emitter.text(s)})"
+                for v, a, s in strides
+                if s is not None
+            )
+            return " + ".join([column, *digits, emitter.text(base)])
+
+        key = (buffer, begin("b", "n"))
+        memory = f"{name}_{descriptor.removeprefix('map_')}"
+        self.slots.parameters.made_names.add(memory)
+        return ColumnRing(memory, stages, length, descriptor, key, frozenset([(buffer, offset)]), begin)
+
+    # ---- the function -----------------------------------------------------------------------------------------------
+
+    @property
+    def _middle(self) -> Any:
+        return self.slots.problem.middles[self.step]
+
+    def _function(self, emitter: TileEmitter) -> Value:
+        """Where the mask keeps all; of one that says nothing unless numbers are 0 with that mask inside of it."""
+        kind = self.slots.problem.inputs[self.into].dtype if self.into else None
+        inside = self.masked and bool(self._middle.guards)
+        return in_powers_of_two(self._middle.function(self.scaled, inside, kind), emitter.exact)
+
+    def _values(self, emitter: TileEmitter) -> list[Value]:
+        """All that is emitted: the function, and its mask."""
+        return [self._function(emitter), *([] if self._middle.mask is None else [self._middle.mask])]
+
+    def _kept(self, emitter: TileEmitter) -> str:
+        """Where elements are not 0; empty: everywhere."""
+        axis = self._middle.axes[-1]
+        masked = self.masked and self._middle.mask is not None and not self._middle.guards
+        parts = [emitter._tile(self._middle.mask)] if masked else []
+        parts += [emitter.inside(axis)] if axis in emitter.masked() else []
+        return " & ".join(parts)
+
+    def _emitter(self, indices: Sequence[Index]) -> TileEmitter:
+        emitter = self.slots.emitter(self._middle.axes, indices, self.slots.problem.loops, {}, within=Within(self.inside))
+        emitter.suffix, emitter.behind = f"_{self.step}", True
+        emitter.outer.names.update(self.known)
+        emitter.engine = ThroughColumns(self.stats)
+        return emitter
+
+
+@dataclass(frozen=True, slots=True)
+class ThroughColumns:
+    """Reads numbers of columns where TMA has brought them."""
+
+    stats: Columns
+
+    def load(self, buffer: str, offset: Expr, dtype: torch.dtype) -> str | None:
+        return self.stats.load(buffer, offset)
+
+    def store(self, buffer: str, offset: Expr, dtype: torch.dtype) -> Callable[[str], list[str]] | None:
+        return None
+
+
+def _narrow(part: Value) -> torch.dtype | None:
+    """The type of 16 bits that a value is rounded to."""
+    return part.attr if part.op == "round_to" and part.attr.itemsize == 2 else None
+
+
+def _with(value: Value, mapping: dict[Value, Value]) -> Value:
+    def visit(old: Value, args: tuple[Value, ...], _: object) -> Value:
+        return mapping.get(old) or (old if args == old.args else vs.rebuild(old, args, old.attr))
+
+    return vs.rewrite([value], visit)[value]
+
+
+def _of_rows(values: Iterable[Value], columns: frozenset[object]) -> list[Value]:
+    """The largest parts of values that read memory and depend on no element and no column."""
+    found: dict[Value, None] = {}
+    alone: dict[Value, bool] = {}
+    for value in vs.topological(values):
+        own = value.op != "step" and columns.isdisjoint(value.variables())
+        alone[value] = own and all(alone[arg] for arg in value.args)
+        if not alone[value]:
+            found |= {arg: None for arg in value.args if alone[arg] and vs.loads([arg])}
+    return list(found)

@@ -1,0 +1,265 @@
+"""Gradients of attention by warps with parts of their own on a Hopper GPU: what is made together, what compiles, what waits for
+what, and what is refused."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from bench.attention_backward import CAPPED, CAUSAL, WARP_SPECIALIZED, beside, saved, written_out
+from kgen.build import triton
+from kgen.device import Device
+from kgen.ir import values as vs
+from kgen.ir.plan import ComboKernel, Launch, members
+from kgen.only import Only
+from kgen.rendered.gpu_kernel import TritonKernel
+from kgen.scheduler import Options
+from kgen.scheduler.selection.choose import chosen_problem
+from kgen.templates import registry
+from kgen.templates.contract import Config
+from kgen.templates.problem import Problem
+from kgen.templates.triton.codegen.gluon_steps import parts_of, vanishes
+from kgen.verdict import Reason
+from tests.attention_gradients import ALIBI, PLAIN, SOFTCAP, Score, arguments, bf16, causal, f32, gradients, window
+from tests.attention_plans import training_plans
+from tests.codegen import options_for, rendered
+from tests.kernels import plans
+from tests.warp_barriers import run
+
+OPERANDS, VALUES = WARP_SPECIALIZED
+WANTED = {"q": OPERANDS, "k": OPERANDS, "v": VALUES, "qkv": OPERANDS}
+Scored = tuple[Score, Score]
+
+
+def planned(
+    score: Scored,
+    mask: Score | None,
+    lengths: tuple[int, int, int, int],
+    wanted: str,
+    number: int = 0,
+    dtype: torch.dtype = bf16,
+) -> tuple[Any, Options, list[Config]]:
+    """The plan of gradients under the configuration of a number, and all of these."""
+    seen: list[Config] = []
+
+    def pick(configs: Sequence[Config]) -> Config:
+        seen[:] = configs
+        return seen[number % len(seen)]
+
+    args = arguments(score, mask, lengths, dtype)
+    also = tuple(one for one in WARP_SPECIALIZED if one != WANTED[wanted])
+    options = Options(gpu_everywhere=True, only=Only(WANTED[wanted], pick, also=also))
+    function = partial(gradients, score=score, mask=mask, wanted=wanted)
+    return plans(function, *args, options=options).forward, options, seen
+
+
+def launched(plan: Any, options: Options) -> tuple[Launch, TritonKernel]:
+    """The kernel that makes most gradients."""
+    step = max(plan.kernels, key=lambda one: len(members(one)))
+    launch = rendered(step, plan, "kernel", options).launch
+    assert isinstance(launch, TritonKernel)
+    return step, launch
+
+
+# ---- together ---------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.none
+def test_gradients_of_keys_and_values_are_one_kernel() -> None:
+    """Scores are computed once for both, and so are weights where a mask keeps all."""
+    plan, options, _ = planned(PLAIN, causal, (256, 256, 64, 64), "qkv")
+    step, launch = launched(plan, options)
+    assert [len(members(one)) for one in plan.kernels] in ([1, 2], [2, 1])
+    assert isinstance(step, ComboKernel)
+    assert [k.choice.template for k in step.members if k.choice is not None] == [OPERANDS, VALUES]
+    loops = launch.source.split("for n0 in")[2:]
+    assert [loop.count("ws.scores(") for loop in loops[:-1]] == [2] * (len(loops) - 1)
+    assert any(v.reason is Reason.SAME_OPERAND for v in plan.verdicts)
+
+
+def trained(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    """Causal attention, as a model writes it."""
+    s = (q @ k.mT) * 0.25
+    rows, columns = (torch.arange(length) for length in s.shape[-2:])
+    return s.masked_fill(columns > rows[:, None], -torch.inf).float().softmax(-1).to(q.dtype) @ v
+
+
+def backward_of(lengths: tuple[int, int, int]) -> tuple[Any, Options]:
+    rows, keys, head = lengths
+    q, k, v = (torch.randn(2, 2, n, head, dtype=bf16).requires_grad_() for n in (rows, keys, keys))
+    only = Only(OPERANDS, lambda configs: configs[0], also=(VALUES, "triton_attention"))
+    return training_plans(trained, q, k, v, only=only)[1], options_for(True, only)
+
+
+@pytest.mark.none
+def test_a_training_step_has_two_kernels_of_gradients() -> None:
+    """That of values may run later than it came: the other one needs the sums of rows between the two."""
+    plan, options = backward_of((256, 256, 64))
+    steps = [step for step in plan.kernels if members(step)[0].contracts]
+    assert [len(members(step)) for step in steps] == [2, 1]
+    launch = rendered(steps[0], plan, "kernel", options).launch
+    assert isinstance(launch, TritonKernel)
+    assert "edge_holds" in launch.source, "where a row sees nothing its weights are no numbers"
+
+
+# ---- barriers ---------------------------------------------------------------------------------------------------------
+
+PROTOCOLS: dict[str, tuple[Scored, Score | None, tuple[int, int, int, int]]] = {
+    "plain": (PLAIN, None, (200, 330, 64, 64)),
+    "causal": (PLAIN, causal, (300, 300, 128, 128)),
+    "window": (ALIBI, window, (256, 192, 64, 32)),
+}
+
+
+@pytest.mark.none
+@pytest.mark.parametrize("wanted", WANTED)
+@pytest.mark.parametrize("name", PROTOCOLS)
+def test_all_warps_come_to_their_end(name: str, wanted: str) -> None:
+    _, _, configs = planned(*PROTOCOLS[name], wanted)
+    for number in range(len(configs)):
+        plan, options, _ = planned(*PROTOCOLS[name], wanted, number)
+        run(launched(plan, options)[1], range(0, 12, 5), orders=2)
+
+
+@pytest.mark.none
+@pytest.mark.parametrize("wanted", ["k", "v", "qkv"])
+def test_numbers_of_columns_are_read_before_their_memory_is_free(wanted: str) -> None:
+    """They come with the columns, whose stage TMA fills again when all groups have released it."""
+    how = PLAIN, causal, (256, 256, 64, 64), wanted
+    for number in range(len(planned(*how)[2])):
+        plan, options, _ = planned(*how, number)
+        consumer = launched(plan, options)[1].source.split("def kernel_rows(")[1].split("def kernel(")[0]
+        for loop in consumer.split("for n0 in")[1:-1]:
+            assert 0 < loop.rfind(".load(gl.SliceLayout(0, in_scores))") < loop.find("ws.release_read(columns_free"), loop
+
+
+@pytest.mark.none
+def test_numbers_of_rows_that_begin_anywhere_come_by_pointers() -> None:
+    """TMA wants the first number of a tile at a multiple of 16 bytes."""
+    for rows, by_tma in ((256, True), (333, False)):
+        plan, options, _ = planned(PLAIN, causal, (rows, rows, 64, 64), "k")
+        assert ("release_read(columns_free" in launched(plan, options)[1].source) == by_tma
+
+
+# ---- a GPU's compiler -------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.ptx
+@pytest.mark.slow
+@pytest.mark.parametrize("wanted", WANTED)
+@pytest.mark.parametrize("head", [64, 128])
+def test_all_configurations_fit(head: int, wanted: str) -> None:
+    """Little is spilled, and no more shared memory is needed than the template says."""
+    how = PLAIN, causal, (256, 256, head, head), wanted
+    _, _, configs = planned(*how)
+    assert configs
+    for number, config in enumerate(configs):
+        plan, options, _ = planned(*how, number)
+        step, launch = launched(plan, options)
+        [made] = triton.compile_kernels([launch], 90)
+        problems = [chosen_problem(one, plan.graph, Device()) for one in members(step)]
+        assert made.stack <= (128 if len(problems) > 1 else 64), config
+        assert made.shared <= needed(problems, config).shared, config
+
+
+def needed(problems: Sequence[Problem], config: Config) -> Any:
+    author = problems[0].template.author
+    if len(problems) > 1:
+        return author.resources_of_parts(problems, config)
+    return author.resources(problems[0], config)
+
+
+@pytest.mark.ptx
+@pytest.mark.parametrize("wanted", ["q", "qkv"])
+def test_multiplications_are_under_way_together(wanted: str) -> None:
+    """The assembler makes none wait for each other, and exponentials stand between waits that leave some under way."""
+    plan, options, _ = planned(PLAIN, causal, (512, 512, 128, 128), wanted)
+    [made] = triton.compile_kernels([launched(plan, options)[1]], 90)
+    text = triton.dumped(made.cubin, "-sass")
+    assert text.count("WARPGROUP.DEPBAR") * 4 <= text.count("HGMMA")
+    parts = re.split(r"WARPGROUP\.DEPBAR\.LE gsb0, 0x(\d)", text)
+    beside = [part.count("MUFU.EX2") for pending, part in zip(parts[1::2], parts[2::2], strict=True) if pending != "0"]
+    assert max(beside) >= 32
+
+
+# ---- what is left to others -------------------------------------------------------------------------------------------
+
+
+def reasons(template: str, function: Callable[..., Any], args: Sequence[Tensor]) -> list[str | None]:
+    """Why a template does not take the gradients that the portable one does."""
+    rival = WARP_SPECIALIZED[template]
+    only = Only(rival, lambda configs: configs[0], also=tuple(one for one in beside(template) if one != rival))
+    plan = plans(function, *args, options=Options(gpu_everywhere=True, only=only)).forward
+    kernels = [k for step in plan.kernels for k in members(step) if k.choice is not None and k.choice.template == rival]
+    return [registry.find(template).author.refuse(chosen_problem(k, plan.graph, Device())) for k in kernels]
+
+
+def of(score: Scored, dtype: torch.dtype, wanted: Sequence[str], head: int = 64) -> tuple[Callable[..., Any], list[Tensor]]:
+    args = arguments(score, causal, (70, 90, head, head), dtype)
+    return partial(gradients, score=score, mask=causal, wanted=wanted), args
+
+
+@pytest.mark.none
+def test_it_says_why_not() -> None:
+    assert reasons(OPERANDS, *of(PLAIN, bf16, "qk")) == [None, None]
+    assert reasons(VALUES, *of(SOFTCAP, bf16, "v")) == [None]
+    assert all("16 bits" in str(one) for one in reasons(OPERANDS, *of(PLAIN, f32, "qk")))
+    found = reasons(OPERANDS, *of(PLAIN, bf16, ["q", "rows"]))
+    assert any("computed" in str(one) for one in found)
+
+
+@pytest.mark.none
+def test_much_work_is_left_to_others_by_default() -> None:
+    """Measured, a softcap is faster by pointers."""
+    found = [uncalibrated(score) for score in (PLAIN, ALIBI, SOFTCAP)]
+    assert [one is None for one in found] == [True, True, False]
+    assert "much work" in str(found[-1])
+
+
+def uncalibrated(score: Scored) -> str | None:
+    plan, _, _ = planned(score, causal, (256, 256, 64, 64), "q")
+    [kernel] = [k for step in plan.kernels for k in members(step) if k.choice is not None]
+    return chosen_problem(kernel, plan.graph, Device()).uncalibrated
+
+
+def test_functions_with_two_factors_are_made_in_parts() -> None:
+    """The derivative of a cap is one part, its weights another."""
+    q, k, v = (torch.randn(2, 2, 70, 64, dtype=bf16) for _ in range(3))
+    args = saved(CAPPED, q, k, v, torch.zeros(2, 70, 70, dtype=bf16))
+    assert reasons(OPERANDS, written_out(CAPPED, OPERANDS), args) == [None, None]
+    args = saved(CAUSAL, q, k, v)
+    assert reasons(OPERANDS, written_out(CAUSAL, OPERANDS), args) == [None, None]
+
+
+# ---- functions in two parts -------------------------------------------------------------------------------------------
+
+S, T = (vs.step_result(name, f32) for name in ("s", "t"))
+
+
+def test_one_part_says_all_of_an_element() -> None:
+    weight = vs.call("exp", vs.call("sub", S, vs.const(2.0, f32)))
+    function = vs.call("sub", vs.call("mul", weight, T), vs.call("mul", weight, vs.const(3.0, f32)))
+    assert parts_of(function, "s") == (weight,)
+    assert parts_of(weight, "s") == (weight,)
+    assert vanishes(function, frozenset([weight]))
+
+
+def test_several_parts_say_it_together() -> None:
+    weight, slope = vs.call("exp", S), vs.call("tanh", S)
+    function = vs.call("mul", vs.call("mul", weight, T), slope)
+    assert set(parts_of(function, "s")) == {weight, slope}
+    assert vanishes(function, frozenset([weight, slope]))
+
+
+def test_sums_of_other_things_do_not_vanish() -> None:
+    weight = vs.call("exp", S)
+    assert not vanishes(vs.call("add", vs.call("mul", weight, T), T), frozenset([weight]))
+    assert not vanishes(vs.call("exp", weight), frozenset([weight]))
+    chosen = vs.where(vs.call("lt", T, vs.const(0.0, f32)), weight, vs.const(0.0, f32))
+    assert vanishes(vs.call("neg", chosen), frozenset([weight]))
