@@ -86,6 +86,7 @@ class Reason(Enum):
     SAME_OPERAND = "they are matmuls with an operand in common, and one kernel can make both"
     FEW_TILES = "they are small matmuls that need nothing of each other, and one launch leaves fewer SMs idle"
     MORE_MEMORY = "what one kernel made of both would wait in memory, and raise the most that the graph has there"
+    BOTH_IN_MEMORY = "each reads much that is made for it alone, and one kernel would need all of it in memory at a time"
     SEQUENCE = "the second has work for one program of a GPU alone, which may as well run the first before"
     SYMBOLIC = "sizes are symbols, and a batch on a GPU has its programs counted when it is compiled"
     ONE_REPLAY = "all of its launches then cost as much as one"
@@ -174,6 +175,7 @@ CHANGES: dict[Reason, str] = {
     Reason.LIBRARY: "set mode='max-autotune', which measures templates against the library",
     Reason.LIBRARY_JOINS: "set mode='max-autotune', which measures templates against the library",
     Reason.FORBIDDEN: "leave out the forbid_fused",
+    Reason.BOTH_IN_MEMORY: "accept two kernels, which need less memory and share little",
     Reason.MORE_MEMORY: "accept two kernels, which need less memory, or use a smaller batch",
     Reason.NOTHING_RUNS: "accept it: there is nothing to record",
     Reason.VENDOR_FASTER: "set mode='max-autotune', which measures instead of estimating",

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch._functorch.aot_autograd import aot_function
 from torch.fx import GraphModule
+from torch.utils._python_dispatch import _disable_current_modes
 
 from kgen.capture.decompositions import TABLE
 from kgen.capture.operators import trace_origins
@@ -54,7 +55,8 @@ def plans(f: Callable[..., Any], *args: Any, options: Options | None = None, bac
     made: list[Schedule] = []
 
     def compiler(gm: GraphModule, inputs: Any) -> Any:
-        graph = lower(reinplace(gm), LoweringContext(operators=registry.operators(OperatorAxes)))
+        with _disable_current_modes():  # as in `torch_adapter`
+            graph = lower(reinplace(gm), LoweringContext(operators=registry.operators(OperatorAxes)))
         trace_origins(gm, graph)
         made.append(schedule(graph, options))
         return _shapes_alone(gm) or gm.forward

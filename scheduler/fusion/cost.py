@@ -23,6 +23,8 @@ COLUMNS = 64
 MAX_ITEMS = 64
 MAX_COST = 2500
 MAX_BUFFERS = 96
+# Times what two kernels share that each may read of its own, where that is much.
+OF_THEIR_OWN = 16
 # Points of a row from which on it matters how many programs walk rows.
 LONG_WALK = 1024
 
@@ -35,7 +37,9 @@ class Limits:
     `min_run` neighbours, nor one from `LONG_WALK` points on where fewer than `min_programs` walk whole cache lines of
     neighbouring rows. Where rows are neighbours in memory, `lanes` of them are walked together, and count as one. Columns of
     more than `column_bytes`, COLUMNS of them counted, are out of the cache when a task walks down again: worse than two
-    kernels. Those of `register_column` points are in registers then."""
+    kernels. Those of `register_column` points are in registers then. Two kernels that share little stay apart where each reads
+    more than `waiting` bytes that were made for it alone: one kernel would need both in memory, and save little but a
+    launch."""
 
     long_row: int
     min_rows: int
@@ -46,6 +50,7 @@ class Limits:
     lanes: int = 1
     column_bytes: int = 48 * 1024
     register_column: int = 0
+    waiting: int = 1 << 19
 
 
 LIMITS = {
@@ -60,6 +65,7 @@ LIMITS = {
         min_programs=2048,
         lanes=32,
         register_column=REGISTER_COLUMN,
+        waiting=64 << 20,
     ),
 }
 
@@ -71,6 +77,8 @@ def unprofitable(graph: ir.Graph, sizes: Sizes, a: Members, b: Members, space: S
         return Reason.TOO_LARGE
     if len(a.reads) + len(b.reads) + len(a.made) + len(b.made) > 2 * MAX_BUFFERS:
         return Reason.TOO_LARGE
+    if _would_wait(graph, sizes, a, b, limits.waiting):
+        return Reason.BOTH_IN_MEMORY
     joined = sorted(a.items + b.items, key=lambda i: i.position) if inner else []
     if inner and _revisits(joined):
         reason = _repeated_walk(_Walk.of(graph, joined, space), sizes, limits)
@@ -82,7 +90,22 @@ def unprofitable(graph: ir.Graph, sizes: Sizes, a: Members, b: Members, space: S
     return None
 
 
-@dataclass(frozen=True)
+def _would_wait(graph: ir.Graph, sizes: Sizes, a: Members, b: Members, much: int) -> bool:
+    """Whether two kernels that need nothing of each other share little, and each reads much that the graph makes for it
+    alone."""
+    if a.made.keys() & b.reads.keys() or b.made.keys() & a.reads.keys():
+        return False
+    common = a.reads.keys() & b.reads.keys()
+
+    def own(m: Members) -> int:
+        others = (graph.buffers[name] for name in m.reads if name not in common and name not in m.made)
+        return sum(sizes.bytes(buffer) for buffer in others if buffer.kind == "intermediate")
+
+    least = min(own(a), own(b))
+    return least > much and least > OF_THEIR_OWN * sum(sizes.bytes(graph.buffers[name]) for name in common)
+
+
+@dataclass(frozen=True, slots=True)
 class _Touch:
     """An access: its element size in bytes, its offset, and whether it reads."""
 

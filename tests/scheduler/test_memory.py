@@ -43,3 +43,15 @@ def test_live_bytes_are_the_peak_of_the_plan() -> None:
     live = LiveBytes(plan.graph, plan.steps)
     assert live.peak == peak_memory(plan)
     assert not is_less(live, live)
+
+
+def scaled(rows: Tensor, *matrices: Tensor) -> list[Tensor]:
+    """Each scales what a library has made by one small tensor."""
+    return [torch.sort(m, 0).values * rows for m in matrices]
+
+
+def test_what_shares_little_stays_apart() -> None:
+    """One kernel of all would save four of 4 MB a row of numbers, and need each of them at a time."""
+    shapes = [(1024, 1), *[(1024, 1024)] * 4]
+    plan = planned(scaled, *(torch.empty(*shape) for shape in shapes), gpu=False)
+    assert any(v.reason is Reason.BOTH_IN_MEMORY for v in plan.verdicts)
