@@ -121,11 +121,12 @@ def leaves_idle(outer: Iterable[Var], inner: Iterable[Var], sizes: Sizes, device
 
 
 def parts_of(problems: list[Problem], kernel: Kernel) -> int:
-    """Into how many parts it is best to cut the sum of a kernel that may be cut, by the cost model; 1: leave it whole."""
+    """Into how many parts it is best to cut the sum of a kernel that may be cut, by the cost model; 1: leave it whole. No library
+    makes parts: of what no estimate was compared with measurements there are none."""
     possible = possible_parts(problems, kernel)
-    if not possible:
-        return 1
     takers = [p for p in problems if p.template.implements.batch]
+    if not possible or all(p.uncalibrated for p in takers):
+        return 1
     whole = least_seconds(takers, vendor=True)
     seconds, parts = min((model.cut_seconds(takers[0], parts, tile), parts) for parts, tile in possible.items())
     return parts if seconds < whole else 1

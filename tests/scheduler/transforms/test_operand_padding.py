@@ -79,7 +79,6 @@ CASES: dict[str, tuple[Callable[..., Tensor], list[Tensor], str]] = {
     "weights_by_rows": (lambda x, w: F.linear(x, w) * 2, [r(33, 71), r(50, 71)], BOTH),
     "left_transposed": (lambda x, w: x.t() @ w, [r(71, 33), r(71, 50)], BOTH),
     "batch": (lambda x, w: torch.bmm(x, w) + 1, [r(3, 17, 40), r(3, 40, 23)], BOTH),
-    "no_rows": (lambda x, w: F.relu(x @ w), [r(0, 71), r(71, 64)], LEFT),
 }
 
 
@@ -94,6 +93,13 @@ def test_matmuls_of_copies_are_right(name: str) -> None:
     assert all(row % 128 == 0 for buffer in made for row in rows_of(buffer))
     decided = [v for v in plan.verdicts if v.reason is Reason.ROWS_IN_LINES]
     assert [aligned_of(plan.graph, v.producer) for v in decided] == [buffer.name for buffer in made]
+
+
+def test_nothing_is_copied_for_no_rows() -> None:
+    with only("triton_matmul", lambda configs: configs[0], copies=LEFT):
+        got, plan = run(lambda x, w: F.relu(x @ w), r(0, 71), r(71, 64))
+    assert got.shape == (0, 64)
+    assert not copies_in(plan)
 
 
 def test_a_dynamic_number_of_rows() -> None:
