@@ -185,6 +185,20 @@ def test_channels_last_statistics_are_spread_over_the_gpu() -> None:
     assert len(planned(norm, t(4, 512, 7, 7), t(512), t(512)).steps) == 1
 
 
+def gradient_of_projections(q: Tensor, k: Tensor, v: Tensor, x: Tensor, w: Tensor) -> Tensor:
+    """Of the image whose channels a 1x1 convolution makes queries, keys and values of."""
+    joined = torch.stack([q * 0.3, k * 0.3, v], 1).mT.reshape(8, 1728, 8, 8)
+    wanted = [True, False, False]
+    return torch.ops.aten.convolution_backward(joined, x, w, None, [1, 1], [0, 0], [1, 1], False, [0, 0], 1, wanted)[0]
+
+
+def test_what_nobody_has_measured_is_not_cut_into_parts() -> None:
+    """No library makes parts, so a template would make them whatever it is known of."""
+    plan = planned(gradient_of_projections, *(t(8, 8, 64, 72) for _ in range(3)), t(8, 576, 8, 8), t(1728, 576, 1, 1))
+    assert len(plan.calls) == 1
+    assert not matmuls(plan)
+
+
 def causal_conv1d(x: Tensor, w: Tensor) -> Tensor:
     return F.silu(F.conv1d(F.pad(x, (w.shape[-1] - 1, 0)), w, groups=x.shape[1]))
 
