@@ -121,8 +121,8 @@ def leaves_idle(outer: Iterable[Var], inner: Iterable[Var], sizes: Sizes, device
 
 
 def parts_of(problems: list[Problem], kernel: Kernel) -> int:
-    """Into how many parts it is best to cut the sum of a kernel that may be cut, by the cost model; 1: leave it whole. No library
-    makes parts: of what no estimate was compared with measurements there are none."""
+    """Into how many parts it is best to cut the sum of a kernel that may be cut, by the cost model; 1: leave it whole. No
+    library makes parts: of what no estimate was compared with measurements there are none."""
     possible = possible_parts(problems, kernel)
     takers = [p for p in problems if p.template.implements.batch]
     if not possible or all(p.uncalibrated for p in takers):
