@@ -255,10 +255,9 @@ def embedding_dense_backward(
         zeros = b.copy(full(b, (rows,), torch.int64, grad.device, 0), f"{b.stem()}_count")
         count = b.scatter(zeros, flat.sizes, [position(flat, flat.indices, rows, False)], vs.const(1, torch.int64), "add")
         value = vs.call("truediv", value, vs.cast(at(count, [row]), value.dtype))
-    wide = ops.compute_dtype(grad.dtype)
-    total = b.copy(full(b, (rows, *width), wide, grad.device, 0))
-    out = b.scatter(total, source.sizes, [row, *source.indices[1:]], value, "add", None if counted.op == "const" else counted)
-    return convert(out, grad.dtype)
+    mask = None if counted.op == "const" else counted
+    change = Write(source.sizes, [row, *source.indices[1:]], value, mask=mask)
+    return _accumulate_wide(b, full(b, (rows, *width), grad.dtype, grad.device, 0), change)
 
 
 RULES: dict[str, Callable[..., Any]] = {

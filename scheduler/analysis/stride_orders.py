@@ -5,7 +5,7 @@ in eager through every sum that it takes part in, while all matmuls and norms on
 kernel would read or write one of the two with a stride. Here each such tensor takes the order, its own or row-major, in which
 more bytes of the other tensors are in step with it; tensors are looked at again while their neighbours change.
 
-Orders of images are left as they are where something is a convolution: `kgen/capture/layouts.py` has chosen them. Elsewhere a
+Orders of images are left as they are where a contraction reads windows: `kgen/capture/layouts.py` has chosen them. Elsewhere a
 tensor of four dimensions with the second one innermost is no image. Such is a bias of scores that was looked up by positions.
 """
 

@@ -207,33 +207,27 @@ def _may_grow(plan: Schedule, group: Sequence[int], k: int, how: Joining) -> boo
 
 def _may_join(plan: Schedule, k: int, first: int, how: Joining) -> bool:
     """Whether step k may run at the time of an earlier one."""
-    graph, step, other = plan.graph, plan.steps[k], plan.steps[first]
-    assert isinstance(step, Kernel)
-    assert isinstance(other, Kernel)
-    if any(forbids(d, step, other) for d in how.demands if not d.wanted):
-        return False
-    read, written = _touched(step, graph)
-    for between in plan.steps[first:k]:
-        if has_hidden_effects(between):
-            return False
-        read_before, written_before = _touched(between, graph)
-        if not (written_before.isdisjoint(read) and written_before.isdisjoint(written) and written.isdisjoint(read_before)):
-            return False
-    return True
+    return _may_move(plan, k, first, plan.steps[first:k], how)
 
 
 def _may_wait(plan: Schedule, k: int, last: int, how: Joining) -> bool:
     """Whether step k may run at the time of a later one."""
-    graph, step, other = plan.graph, plan.steps[k], plan.steps[last]
+    return _may_move(plan, k, last, plan.steps[k + 1 : last + 1], how)
+
+
+def _may_move(plan: Schedule, k: int, to: int, over: Sequence[Step], how: Joining) -> bool:
+    """Whether step k may run beside another one, for all that the steps that it moves over do."""
+    graph, step, other = plan.graph, plan.steps[k], plan.steps[to]
     assert isinstance(step, Kernel)
     assert isinstance(other, Kernel)
     if any(forbids(d, step, other) for d in how.demands if not d.wanted):
         return False
     read, written = _touched(step, graph)
-    for between in plan.steps[k + 1 : last + 1]:
+    for between in over:
+        if has_hidden_effects(between):
+            return False
         read_before, written_before = _touched(between, graph)
-        alone = written_before.isdisjoint(read) and written_before.isdisjoint(written) and written.isdisjoint(read_before)
-        if has_hidden_effects(between) or not alone:
+        if not (written_before.isdisjoint(read) and written_before.isdisjoint(written) and written.isdisjoint(read_before)):
             return False
     return True
 

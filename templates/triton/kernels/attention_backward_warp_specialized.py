@@ -27,10 +27,10 @@ from kgen.templates.problem import Problem, memoised
 from kgen.templates.slots import PartSlots
 from kgen.templates.triton.codegen.gluon_steps import why_whole
 from kgen.templates.triton.codegen.runs import runs_of
-from kgen.templates.triton.codegen.tma_layout import TmaLayout, tma_accesses, tma_layout
+from kgen.templates.triton.codegen.tma_layout import tma_accesses
 from kgen.templates.triton.kernels import attention_estimate
 from kgen.templates.triton.kernels.attention import heads_together, padded_length
-from kgen.templates.triton.kernels.hopper import refuse_device
+from kgen.templates.triton.kernels.hopper import refuse_device, refuse_epilogue, refuse_halves
 from kgen.templates.triton.kernels.matmul_tma import BARRIERS
 
 # Rows of a warp group's tile: those that its four warps multiply at once.
@@ -95,7 +95,10 @@ class _WarpSpecialized(KernelTemplate):
 
     def refuse(self, problem: Problem) -> str | None:
         return (
-            refuse_device(problem) or _refuse_operands(problem) or self._refuse_function(problem) or _refuse_epilogue(problem)
+            refuse_device(problem)
+            or refuse_halves(problem, "columns")
+            or self._refuse_function(problem)
+            or refuse_epilogue(problem)
         )
 
     def _refuse_function(self, problem: Problem) -> str | None:
@@ -302,22 +305,3 @@ def _seconds(problems: Sequence[Problem], config: Config) -> float:
     made = math.ceil(first.size("m") / rows.BLOCK_M) * rows.BLOCK_M / first.size("m")  # those past the end are made, too
     share = made * attention_estimate.made_share(first, rows, _step(first))
     return LAUNCH + max(share * flops / first.rate / dots, moved / first.device.bandwidth)
-
-
-def _refuse_operands(problem: Problem) -> str | None:
-    kinds = {one.dtype for one in problem.inputs.values()}
-    if len(kinds) > 1 or not kinds <= {torch.float16, torch.bfloat16}:
-        return "it multiplies numbers of 16 bits, all of one type"
-    if ix.lower_bound(problem.extent("n")) < 1 or any(problem.extent(axis) == 0 for axis in problem.loops):
-        return "it may have no elements, or no columns"
-    for one in problem.inputs.values():
-        if not isinstance(why := tma_layout(problem, one), TmaLayout):
-            return why
-    return None
-
-
-def _refuse_epilogue(problem: Problem) -> str | None:
-    """Why an epilogue is none for tiles whose layout is written out."""
-    if any(s.kind in ("scatter", "partial") for s in problem.epilogue):
-        return "its epilogue scatters, or reduces tiles"
-    return None

@@ -9,8 +9,6 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-import torch
-
 from kgen.ir import index as ix
 from kgen.ir.index import Expr
 from kgen.ir.program import MatrixSizes
@@ -18,10 +16,10 @@ from kgen.templates.attention_programs import ATTENTION
 from kgen.templates.base import KernelTemplate, Resources
 from kgen.templates.contract import Config, knob, operand, result, template
 from kgen.templates.problem import Problem
-from kgen.templates.triton.codegen.tma_layout import Access, TmaLayout, tma_accesses, tma_layout
+from kgen.templates.triton.codegen.tma_layout import Access, tma_accesses
 from kgen.templates.triton.kernels import attention_estimate
 from kgen.templates.triton.kernels.attention import LONGEST, heads_together, padded_length, suits
-from kgen.templates.triton.kernels.hopper import refuse_device
+from kgen.templates.triton.kernels.hopper import refuse_device, refuse_epilogue, refuse_halves
 from kgen.templates.triton.kernels.matmul_tma import BARRIERS
 
 # Rows of a warp group's tile: those that its four warps multiply at once.
@@ -99,7 +97,7 @@ class WarpSpecializedAttention(KernelTemplate):
     reductions: ClassVar = frozenset()
 
     def refuse(self, problem: Problem) -> str | None:
-        return refuse_device(problem) or _refuse_operands(problem) or _refuse_epilogue(problem)
+        return refuse_device(problem) or refuse_halves(problem, "keys") or refuse_epilogue(problem)
 
     def configs(self, problem: Problem) -> Iterator[dict[str, Any]]:
         names = ("BLOCK_N", "PROGRAMS", "STAGES", "PIPELINED", "PINGPONG", "TMA_STORE")
@@ -160,22 +158,3 @@ def _longest(problem: Problem) -> int:
 def _boxed(problem: Problem) -> list[Access]:
     """The results that TMA can store."""
     return [one for one in tma_accesses(problem, "O") if one.written]
-
-
-def _refuse_operands(problem: Problem) -> str | None:
-    kinds = {one.dtype for one in problem.inputs.values()}
-    if len(kinds) > 1 or not kinds <= {torch.float16, torch.bfloat16}:
-        return "it multiplies numbers of 16 bits, all of one type"
-    if ix.lower_bound(problem.extent("n")) < 1 or any(problem.extent(axis) == 0 for axis in problem.loops):
-        return "it may have no elements, or no keys"
-    for one in problem.inputs.values():
-        if not isinstance(why := tma_layout(problem, one), TmaLayout):
-            return why
-    return None
-
-
-def _refuse_epilogue(problem: Problem) -> str | None:
-    """Why an epilogue is none for tiles whose layout is written out."""
-    if any(s.kind in ("scatter", "partial") for s in problem.epilogue):
-        return "its epilogue scatters, or reduces tiles"
-    return None
