@@ -63,7 +63,8 @@ class OperandLayout(Transform):
     name = OPERAND_LAYOUT
 
     def settle(self, attempt: Attempt) -> Changes:
-        """Which operands to copy for contractions that were not asked yet, where some are worth copying."""
+        """Which operands to copy for contractions that were not asked yet, where some are worth copying. Those of which none is
+        are asked again when what they would read has come to be written for somebody else, such as a library call."""
         plan, known = attempt.plan, copies_by_result(attempt.decisions)
         if not attempt.options.copies:
             return Changes()
@@ -72,7 +73,8 @@ class OperandLayout(Transform):
         found: dict[Candidate, str] = {}
         for kernel in (one for step in plan.kernels for one in members(step) if one.contracts and self.concerns(one)):
             out = contraction_of(kernel)
-            if out not in known and out not in again and parts.get(out, 1) == 1:
+            asked = out in known and not (known[out] == NONE and _stored_names(out, plan.graph) & written)
+            if not asked and out not in again and parts.get(out, 1) == 1:
                 found[Candidate(self.name, out)] = _chosen_copies(kernel, attempt, written)
         return Changes(found) if any(found.values()) else Changes()
 
@@ -114,6 +116,12 @@ class OperandPadding(OperandLayout):
     def report(self, attempt: Attempt) -> list[Verdict]:
         made = {out for step in attempt.plan.steps for out in writes(step)}
         return verdicts_of(copies_by_result(attempt.decisions), attempt.graph, made)
+
+
+def _stored_names(out: str, graph: ir.Graph) -> set[str]:
+    """What a contraction would read if it computed no operand."""
+    node = contractions_by_result(graph).get(out)
+    return set() if node is None else {load.attr[0] for load in vs.loads(node.stored)}
 
 
 def _chosen_copies(kernel: Kernel, attempt: Attempt, written: frozenset[str]) -> str:

@@ -20,6 +20,7 @@ from kgen import pipeline
 from kgen.cost.tuning_query import TuningResult
 from kgen.host.interpret import Interpreted
 from kgen.ir import nodes as ir
+from kgen.ir import values as vs
 from kgen.ir.plan import Kernel, Schedule, members
 from kgen.only import only
 from kgen.report.record import Record, recording
@@ -265,6 +266,24 @@ def dynamic_plan(monkeypatch: pytest.MonkeyPatch, fn: Callable[..., Tensor], *ar
     [graph] = recorder.graphs
     assert isinstance(graph, Record)
     return graph.plan
+
+
+def both_gradients(dz: Tensor, z: Tensor, g: Tensor, x: Tensor, w: Tensor, r: Tensor) -> tuple[Tensor, Tensor]:
+    """Of a 1x1 convolution, between what is left of a norm's gradient and an activation's."""
+    dy = ((dz.float() - z.float() * g) * g).to(dz.dtype)
+    windows = ([0], [1, 1], [0, 0], [1, 1], False, [0, 0], 1)
+    dx, dw, _ = torch.ops.aten.convolution_backward(dy, x, w, *windows, [True, True, False])
+    return torch.where(x <= 0, 0, dx + r), dw
+
+
+def test_what_is_stored_for_a_library_call_is_read_by_a_template() -> None:
+    """The library computes `dw`, as turns out after it was asked whether `dx` had better read its operand from memory."""
+    thin, wide = (e(32, channels, 56, 56).to(memory_format=torch.channels_last) for channels in (128, 256))
+    weight = e(128, 256, 1, 1).to(memory_format=torch.channels_last)
+    plan = plan_of(both_gradients, thin, thin, e(128, 1, 1), wide, weight, wide)
+    [matmul] = [kernel for step in plan.kernels for kernel in members(step) if kernel.contracts]
+    assert len(list(vs.loads([matmul.statements[0].value]))) == 1
+    assert Reason.OPERAND_STORED in {verdict.reason for verdict in plan.verdicts if verdict.consumer == "convolution_backward"}
 
 
 def test_for_any_number_of_rows_only_what_has_rows_is_computed_first(monkeypatch: pytest.MonkeyPatch) -> None:
