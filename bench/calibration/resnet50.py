@@ -119,10 +119,16 @@ def _training(size: Size) -> Iterator[Problem]:
 
 
 def _between_norms(mid: int, wide: int, small: Arg, big: Arg) -> Iterator[Problem]:
-    """Backward through the last convolution of a bottleneck, and through the first one of the next."""
+    """Backward through the last convolution of a bottleneck, and through the first one of the next, of the same stage and of the
+    next one."""
     side, step = small.shape[-1], b.conv_between_norms_backward
-    float_mid, float_wide = (Arg((length,), dtype=torch.float32) for length in (mid, wide))
-    args = (big, big, vector(wide), float_wide, small, kernel(wide, mid, 1, 1), small, float_mid)
+    args = (big, big, vector(wide), _floats(wide), small, kernel(wide, mid, 1, 1), small, _floats(mid))
     yield Problem("ResNet-50", f"1x1 {mid} to {wide} between norms backward at {side}", "conv-backward", step, args, "backward")
-    args = (small, small, vector(mid), float_mid, big, kernel(mid, wide, 1, 1), big, float_wide, big)
-    yield Problem("ResNet-50", f"1x1 {wide} to {mid} between norms backward at {side}", "conv-backward", step, args, "backward")
+    for made, x in ((mid, small), (2 * mid, image(small.shape[0], 2 * mid, side, side))):
+        args = (x, x, vector(made), _floats(made), big, kernel(made, wide, 1, 1), big, _floats(wide), big)
+        name = f"1x1 {wide} to {made} between norms backward at {side}"
+        yield Problem("ResNet-50", name, "conv-backward", step, args, "backward")
+
+
+def _floats(length: int) -> Arg:
+    return Arg((length,), dtype=torch.float32)

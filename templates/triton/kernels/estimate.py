@@ -28,6 +28,9 @@ LONGER = {"erf": 45, "log1p": 80, "sigmoid": 12, "sin": 260, "cos": 260, "tan": 
 # What each number that an epilogue reads counts for, in additions: it is loaded, widened, and seldom there in time (H100,
 # 2026-11-24, bench.regret: gradients of GELU, residuals of 1x1 convolutions).
 READ = 15
+# Seconds of a warp for each column that it sums up: it folds the rows that its threads have, and waits for the other warps (H200,
+# 2026-11-26, gradients between batch norms: 1x1 convolutions of 128 channels into 256 and 512).
+SUMMED = 1.5e-9
 # How much longer an epilogue takes whose next operands are prefetched while it sums up columns: there are too few registers
 # for both (H100, 2026-11-24, bench.regret: gradients of ConvNeXt's MLP, 95 us without, 180 with).
 CROWDED = 2.0
@@ -201,6 +204,7 @@ def tile_of(problem: Problem, config: Config, together: int = 1) -> Tile:
     waiting = WAITING if together * config.WARPS < WARPS_OF_EPILOGUE else 1.0
     crowded = CROWDED if config.get("PREFETCH") and problem.reduces_tiles else 1.0
     work = area * (_epilogue_cost(problem) + READ * _numbers_read(problem)) / ADDITIONS * waiting * crowded
+    work += _sums_of_columns(problem) * config.BLOCK_N * config.WARPS * SUMMED
     share = area / (problem.size("b") * problem.size("m") * problem.size("n")) * device.compute_units / device.bandwidth
     read, stores = problem.epilogue_bytes - problem.stored_bytes, problem.stored_bytes * share
     parts = config.get("EPILOGUE_SUBTILES", 1)
@@ -254,6 +258,12 @@ def _operands(problem: Problem) -> list[Input]:
 def _folds(problem: Problem) -> int:
     """Reductions of full rows."""
     return sum(s.kind == "partial" for s in problem.epilogue) if problem.whole else 0
+
+
+@memoised
+def _sums_of_columns(problem: Problem) -> int:
+    """Reductions of an epilogue's columns."""
+    return 0 if problem.whole else sum(s.kind == "partial" for s in problem.epilogue)
 
 
 def _own(problem: Problem, one: Input) -> bool:

@@ -27,6 +27,7 @@ from kgen.templates.triton.kernels.matmul import (
     operand_bytes,
     refuse_dot,
     sums_needs,
+    useful_stages,
 )
 
 PATTERN = contraction("b,m,k", "b,k,n -> b,m,n")
@@ -129,7 +130,8 @@ def epilogue_tiles(problem: Problem) -> tuple[tuple[int, bool, bool], ...]:
 
 def configurations(problem: Problem, rows: tuple[tuple[int, ...], ...], names: tuple[str, ...]) -> Iterator[dict[str, Any]]:
     """Configurations from a table whose third column is the tile along k in bytes. Where the engine has nothing to move in an
-    epilogue, those that differ in that are one. Exact matmuls have registers for small tiles only."""
+    epilogue, those that differ in that are one, and so are those with more stages than a tile has steps. Exact matmuls have
+    registers for small tiles only."""
     largest = LARGEST_EXACT if problem.exact_float32 else math.inf
     boxed = any(can for _, can, _ in epilogue_tiles(problem))
     found: dict[tuple[Any, ...], dict[str, Any]] = {}
@@ -137,6 +139,8 @@ def configurations(problem: Problem, rows: tuple[tuple[int, ...], ...], names: t
         values = dict(zip(names, row, strict=True))
         values["BLOCK_K"] //= problem.main_dtype.itemsize
         values["TMA_EPILOGUE"] = values["TMA_EPILOGUE"] and boxed
+        if not values.get("FLATTEN"):
+            values["STAGES"] = useful_stages(problem, values["BLOCK_K"], values["STAGES"])
         if values["BLOCK_M"] * values["BLOCK_N"] <= largest or values["BLOCK_N"] == block_of_row(problem):
             found.setdefault(tuple(values.values()), values)
     yield from found.values()
