@@ -119,8 +119,8 @@ def _training(size: Size) -> Iterator[Problem]:
 
 
 def _between_norms(mid: int, wide: int, small: Arg, big: Arg) -> Iterator[Problem]:
-    """Backward through the last convolution of a bottleneck, and through the first one of the next, of the same stage and of the
-    next one."""
+    """Backward through the last convolution of a bottleneck, and through the first one of the next, which may be in the next
+    stage."""
     side, step = small.shape[-1], b.conv_between_norms_backward
     args = (big, big, vector(wide), _floats(wide), small, kernel(wide, mid, 1, 1), small, _floats(mid))
     yield Problem("ResNet-50", f"1x1 {mid} to {wide} between norms backward at {side}", "conv-backward", step, args, "backward")

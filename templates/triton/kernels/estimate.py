@@ -28,8 +28,8 @@ LONGER = {"erf": 45, "log1p": 80, "sigmoid": 12, "sin": 260, "cos": 260, "tan": 
 # What each number that an epilogue reads counts for, in additions: it is loaded, widened, and seldom there in time (H100,
 # 2026-11-24, bench.regret: gradients of GELU, residuals of 1x1 convolutions).
 READ = 15
-# Seconds of a warp for each column that it sums up: it folds the rows that its threads have, and waits for the other warps (H200,
-# 2026-11-26, gradients between batch norms: 1x1 convolutions of 128 channels into 256 and 512).
+# Seconds of a warp for each column that it sums up: it folds the rows that its threads have, and waits for the other warps
+# (H200, 2026-11-26, gradients between batch norms: 1x1 convolutions of 128 channels into 256 and 512).
 SUMMED = 1.5e-9
 # How much longer an epilogue takes whose next operands are prefetched while it sums up columns: there are too few registers
 # for both (H100, 2026-11-24, bench.regret: gradients of ConvNeXt's MLP, 95 us without, 180 with).
