@@ -14,6 +14,7 @@ from torch.nn import functional
 from kgen import backend
 from kgen.capture.torch_adapter import GraphInfo
 from kgen.config import Config
+from kgen.report.record import Record, recording
 
 # The package's attribute of this name is its function.
 SCHEDULE = importlib.import_module("kgen.scheduler.schedule")
@@ -90,3 +91,30 @@ def test_a_bias_of_scores_is_no_image(lowered: list[Any]) -> None:
     (hints,) = lowered
     assert hints
     assert (0, 2, 3, 1) not in hints.values()
+
+
+def test_a_short_convolution_goes_along_the_channels_that_it_reads() -> None:
+    """Mamba's: of a slice of a projection, and read with its channels innermost again."""
+    torch.manual_seed(0)
+    x, w = torch.randn(2, 512, 24, requires_grad=True), torch.randn(24, 200, requires_grad=True)
+    filters, bias = torch.randn(80, 1, 4, requires_grad=True), torch.randn(80, requires_grad=True)
+
+    def fn(x: Tensor, w: Tensor, filters: Tensor, bias: Tensor) -> Tensor:
+        steps = (x @ w)[..., 100:180].transpose(1, 2)
+        made = functional.conv1d(steps, filters, bias, padding=3, groups=80)[..., :512].transpose(1, 2)
+        return (functional.silu(made) * made.sigmoid()).sum(-1)
+
+    torch._dynamo.reset()
+    with recording() as recorder:
+        made = torch.compile(fn, backend="kgen", options={"cache": False, "gpu_interpreter": True})(x, w, filters, bias)
+        weights = torch.randn(2, 512)
+        found = torch.autograd.grad((made * weights).sum(), (x, w, filters, bias))
+    want = fn(*(t.double() for t in (x, w, filters, bias)))
+    torch.testing.assert_close(made, want.float(), rtol=1e-4, atol=1e-4)
+    expected = torch.autograd.grad((want * weights).sum(), (x, w, filters, bias))
+    for one, other in zip(found, expected, strict=True):
+        torch.testing.assert_close(one, other, rtol=1e-3, atol=1e-3)
+    plan = next(record.plan for record in recorder.graphs if isinstance(record, Record) and record.info.role == "forward")
+    shapes = [b for b in plan.graph.buffers.values() if b.sizes == (2, 80, 515)]
+    assert shapes
+    assert all(b.strides is not None and b.strides[1] == 1 for b in shapes), [b.strides for b in shapes]
