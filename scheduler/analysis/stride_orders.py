@@ -5,8 +5,8 @@ in eager through every sum that it takes part in, while all matmuls and norms on
 kernel would read or write one of the two with a stride. Here each such tensor takes the order, its own or row-major, in which
 more bytes of the other tensors are in step with it; tensors are looked at again while their neighbours change.
 
-A row-major tensor between elementwise steps and reductions may go along any of its axes: a convolution of a few taps that is such
-a step reads and is read by steps along channels, where eager's result has positions side by side.
+A row-major tensor between elementwise steps and reductions may go along any of its axes: a convolution of a few taps is such a
+step, and reads and is read along channels, where eager's result has positions side by side.
 
 Orders of images are left as they are where a contraction reads windows: `kgen/capture/layouts.py` has chosen them. Elsewhere a
 tensor of four dimensions with the second one innermost is no image. Such is a bias of scores that was looked up by positions.
