@@ -35,6 +35,8 @@ from kgen.scheduler.tiling.loops import (
 
 # A tile pays on both axes only where each is at least this long.
 MIN_TILE = 16
+# Streams of what is read that one run of what is stored may have.
+MOST_STREAMS = 64
 # Bytes that a thread moves at once, and threads of a program of a pointwise kernel.
 VECTOR = 16
 THREADS = 128
@@ -119,6 +121,7 @@ def choose_tiles(kernel: Kernel, graph: ir.Graph, sizes: Sizes, gpu: Gpu, reorde
         return _reduction(kernel, touches, sizes, gpu, wide)
     slow = _second_axis(kernel, touches, sizes) if reorder else None
     if slow is None:
+        kernel = _stored_in_runs(kernel, touches, sizes) if reorder else kernel
         return Tiling(kernel, kernel.outer, (), _pointwise_blocks(kernel, graph, sizes, gpu), True, wide)
     y = (*(v for v in kernel.outer[:-1] if v is not slow), slow)
     blocks = _plane_blocks(kernel.outer[-1], slow, sizes)
@@ -225,6 +228,24 @@ def _second_axis(kernel: Kernel, touches: list[Touch], sizes: Sizes) -> Var | No
             if usual_stride(touch.offset, v, sizes) == 1 and sizes.of(v.extent) >= MIN_TILE:
                 weights[v] = weights.get(v, 0) + touch.distinct
     return max(weights, key=lambda v: weights[v]) if weights else None
+
+
+def _stored_in_runs(kernel: Kernel, touches: list[Touch], sizes: Sizes) -> Kernel:
+    """With the loops innermost, too short for tiles, that make one run of all that is stored, such as the taps of filters. Else
+    each thread stores into a sector of its own. What is read in as many streams stays in the L1 cache meanwhile."""
+    stores = [touch.offset for touch in touches if touch.store]
+    steps = {v: {usual_stride(offset, v, sizes) for offset in stores} for v in kernel.outer}
+    if not stores or not all(len(found) == 1 and None not in found for found in steps.values()):
+        return kernel
+    order = sorted(kernel.outer, key=lambda v: max(step or 0 for step in steps[v]))
+    run = 1
+    for v in order:
+        if steps[v] != {run}:
+            return kernel
+        if sizes.of(v.extent) >= MIN_TILE:
+            return collapsed(replace(kernel, outer=(*reversed(order),))) if 1 < run < MOST_STREAMS else kernel
+        run *= sizes.of(v.extent)
+    return kernel
 
 
 def _pointwise_blocks(kernel: Kernel, graph: ir.Graph, sizes: Sizes, gpu: Gpu) -> Blocks:

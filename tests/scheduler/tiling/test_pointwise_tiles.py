@@ -1,0 +1,42 @@
+"""The loops of elementwise kernels on a GPU: along which memory is read, and along which it is written."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import Tensor
+
+from kgen.device import Gpu
+from kgen.ir.sizes import Sizes
+from kgen.scheduler import choose_tiles
+from tests.matmuls import compiled
+from tests.scheduler.selection.test_safe_choices import planned
+
+
+def in_order(x: Tensor) -> Tensor:
+    return (x * 2).contiguous()
+
+
+def filters(*sizes: int) -> Tensor:
+    return torch.randn(sizes).to(memory_format=torch.channels_last)
+
+
+@pytest.mark.parametrize(("channels", "taps"), [(96, 3), (768, 3), (96, 5)], ids=["3x3", "many", "5x5"])
+def test_taps_are_stored_side_by_side(channels: int, taps: int) -> None:
+    """Along channels each thread would store into a sector of its own."""
+    plan = planned(in_order, filters(64, channels, taps, taps))
+    tiling = choose_tiles(plan.kernels[0], plan.graph, Sizes({}), Gpu())
+    assert [v.extent.as_int() for v in tiling.x] == [64, channels, taps * taps]
+    assert not tiling.y
+
+
+def test_one_tap_leaves_the_channels_innermost() -> None:
+    plan = planned(in_order, filters(64, 96, 1, 1))
+    tiling = choose_tiles(plan.kernels[0], plan.graph, Sizes({}), Gpu())
+    assert [v.extent.as_int() for v in tiling.x] == [64 * 96]
+
+
+@pytest.mark.interpret
+def test_values() -> None:
+    x = filters(10, 20, 3, 3)
+    torch.testing.assert_close(compiled(in_order, x), in_order(x))
