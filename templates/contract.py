@@ -364,6 +364,7 @@ def _checked(cls: type, implements: Pattern, device: str, source: str, name: str
     _check_members(members, rendered, fail)
     _check_steps(implements, members, rendered, fail)
     _check_joining(cls.joins, used, fail)
+    _check_elements(device, implements, knobs, rendered, fail)
     return Template(
         name, implements, device, path, operands, results, knobs, cls.longest, _author(cls, name), version_of(cls, path),
         cls.joins, {k: v for k, v in own.items() if isinstance(v, Workspace)},
@@ -440,6 +441,19 @@ def _check_steps(
     unused = [name for name in implements.middles if name not in used]
     if unused:
         raise fail(f"its Jinja file never applies what is made of {unused[0]}")
+
+
+def _check_elements(
+    device: str, implements: Pattern, knobs: Container[str], rendered: set[str], fail: Callable[[str], Exception]
+) -> None:
+    """Epilogues reduce what comes in tiles, and a GPU's programs have nothing else."""
+    if "store_element" not in rendered:
+        return
+    if device != "cpu":
+        raise fail("it stores element by element, which is for device 'cpu': on a GPU `store` takes a tile")
+    block = next((name for axis in implements.results[0] if (name := f"BLOCK_{axis.upper()}") in knobs), None)
+    if block is not None:
+        raise fail(f"it stores element by element, and {block} says that it stores tiles: give the knob another name")
 
 
 def _check_seconds(implements: Pattern, results: Sequence[str], rendered: set[str], fail: Callable[[str], Exception]) -> None:

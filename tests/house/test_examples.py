@@ -149,6 +149,13 @@ def test_a_template_for_an_own_operator(tmp_path):
 
 
 @pytest.mark.cpu
+def test_a_template_in_cpp_for_an_own_operator():
+    done = run("examples.new_template_cpu")
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "1 graph, 1 kernel, 0 library calls" in done.stdout
+
+
+@pytest.mark.cpu
 def test_an_attention_of_its_own_is_one_kernel():
     done = run("examples.attention_variant")
     assert done.returncode == 0, done.stdout + done.stderr
