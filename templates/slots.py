@@ -166,7 +166,7 @@ class StepSlot(Named):
 
     @property
     def safe(self) -> bool:
-        return bool(getattr(self.filler.problem.arguments, "safe", False))
+        return bool(dict(self.filler.problem.arguments.values).get("safe", False))
 
     @property
     def runs(self) -> tuple[Any, ...]:

@@ -115,7 +115,11 @@ class Slots:
         own, summed = ("", "") if is_number else self._block_axes(one)
         batch = [a for a in one.axes if a not in (own, summed)]
         if len(indices) != len(batch):
-            raise ValueError(f"{self.problem.template.name}: {len(indices)} indices for the axes {', '.join(batch)}")
+            axes = ", ".join(batch) or "none"
+            raise ValueError(
+                f"{self.problem.template.name}: {len(indices)} indices for the axes {axes}: in C++ a tile takes none of "
+                "the two that it is cut along"
+            )
         self._told_apart(indices, FILLING)
         fixed = self._digits(batch, indices, one.loops)
         if is_number:

@@ -82,10 +82,10 @@ LARGEST = """
 """
 
 
-def declare_norm() -> None:
+def declare_norm(source: str = NORM) -> None:
     @kgen.template(
         implements=kgen.operator("elements::norm", "m,n", "n -> m,n", examples=[{"eps": 1e-5}]),
-        device="cpu", source=NORM, name="elements_norm",
+        device="cpu", source=source, name="elements_norm",
     )  # fmt: skip
     class Norm(kgen.KernelTemplate):
         X, W, Y = operand("m", "n"), operand("n"), result("m", "n")
@@ -206,6 +206,40 @@ def test_what_is_stored_by_elements_has_no_tiles() -> None:
 def test_a_gpu_stores_tiles() -> None:
     with pytest.raises(errors.BadTemplate, match="which is for device 'cpu'"):
         declare_largest(device="cuda")
+
+
+INCOMPLETE = {
+    "no head": ("{{ kernel() }}\n", "never opens the kernel: {{ kernel() }} is its first line"),
+    "no end": ("{{ kernel.end() }}\n", "never closes the kernel: {{ kernel.end() }} is its last line"),
+    "no store": ('{{ V.store_element("best at", "m") }}', "never renders the slot V"),
+    "a type alone": ('{{ V.store_element("best at", "m") }}', "never stores a result"),
+}
+
+
+@pytest.mark.parametrize("what", INCOMPLETE)
+def test_what_every_kernel_has(what: str) -> None:
+    lost, text = INCOMPLETE[what]
+    assert lost in LARGEST
+    with pytest.raises(errors.BadTemplate, match=re.escape(text)):
+        declare_largest(LARGEST.replace(lost, "using Real = {{ V.type }};" if what == "a type alone" else ""))
+
+
+def test_arguments_that_the_call_does_not_have(declared: None) -> None:
+    registry.remove("elements_norm")
+    declare_norm(NORM.replace("arguments.eps ", "arguments.epsilon "))
+    text = re.escape("line 13): ValueError: the operator's call has no argument epsilon: it has eps")
+    with pytest.raises(Exception, match=text):
+        torch.compile(lambda x, w: norm(x, w, 1e-5), backend="kgen", options={"strict": True})(torch.ones(2, 3), torch.ones(3))
+
+
+def test_a_replaced_kernel_names_the_line() -> None:
+    """In the default mode, where the library takes over."""
+    declare_largest(LARGEST.replace("x > best", "x > beest"))
+    source = registry.find("elements_largest").source
+    x = torch.randn(3, 4)
+    with pytest.warns(RuntimeWarning, match=re.escape(f"({source}, line 9)")):
+        found = torch.compile(lambda x: largest(x * 2), backend="kgen", options={"cache": False, "strict": False})(x)
+    torch.testing.assert_close(found, largest(x * 2))
 
 
 def test_a_reference_that_fails_is_the_authors() -> None:
