@@ -6,7 +6,6 @@ and `w` says which of them are real. All other indices are one number for all la
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
@@ -113,8 +112,8 @@ class Elements:
 
 
 def _words(text: str) -> list[str]:
-    """The names in an expression of an author's."""
-    return re.findall(r"[A-Za-z_]\w*", text)
+    """The names and numbers in an expression of an author's."""
+    return "".join(c if c.isalnum() or c == "_" else " " for c in text).split()
 
 
 def _indented(lines: Sequence[str]) -> list[str]:
