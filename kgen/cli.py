@@ -141,6 +141,9 @@ def _templates_parser(parser: argparse.ArgumentParser) -> None:
     made["why"].add_argument("--mode", help="compile in this mode (max-autotune, ...)")
     for name in ("list", "show", "check", "why"):
         made[name].add_argument("--module", action="append", default=[], help="import this module, which declares templates")
+    made["new"].add_argument(
+        "--device", choices=("cuda", "cpu"), default="cuda", help="cuda: a matmul in Triton; cpu: an operator of its own in C++"
+    )
     made["check"].add_argument("--configs", type=int, default=3, help="configurations of each problem")
     made["check"].add_argument("--only", metavar="TEXT", action="append", default=[], help="problems with this in their text")
     made["check"].add_argument("--seconds", type=float, help="begin no further problem after so long")

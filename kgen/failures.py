@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
+import re
 import traceback
 import warnings
 from collections.abc import Iterable, Sequence
@@ -100,12 +101,18 @@ def may_replace(cause: BaseException) -> bool:
     return isinstance(cause, Exception) and not isinstance(cause, NOT_OURS)
 
 
+# The beginning of a compiler's message about a template's Jinja file.
+_JINJA_LINE = re.compile(r"(\S+\.jinja):(\d+):")
+
+
 def reason_of(cause: BaseException) -> str:
-    """An error in one line: of a compiler's, the first message in its output."""
+    """An error in one line: of a compiler's, the first message in its output, with its place in an author's file."""
     details = cause.details if isinstance(cause, KgenError) else {}
     lines = str(details.get("output", "")).splitlines()
     last = next((line for line in reversed(lines) if line.strip()), "")
-    message = next((line.partition("error: ")[2] for line in lines if "error: " in line), last)
+    place, _, message = next((line.partition("error: ") for line in lines if "error: " in line), ("", "", last))
+    where = _JINJA_LINE.match(place)
+    message = f"{message.strip()} ({where[1]}, line {where[2]})" if where else message
     if "how" in details:
         return f"the compiler failed ({details['how']}){': ' if message else ''}{message.strip()}"
     text = (cause.text if isinstance(cause, KgenError) else str(cause)).strip().partition("\n")[0]

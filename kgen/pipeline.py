@@ -51,7 +51,9 @@ from kgen.report.record import RECORDERS, Record, record
 from kgen.scheduler import Options, StepChoices, chosen_problem, contraction_of, next_best, pack_operands
 from kgen.scheduler import schedule as make_schedule
 from kgen.templates import registry
+from kgen.templates.loop_contract import LoopProblem, loop_problem
 from kgen.templates.render_step import Context, render_step
+from kgen.tuning.loop_tuner import LoopCompiler, LoopTuner
 from kgen.tuning.tuner import CandidateCompiler, Tuner
 from kgen.unusable import Unusable
 from kgen.verdict import DEMANDS, Outcome, Reason, Verdict
@@ -151,12 +153,7 @@ def _tuner(whole: Options, config: Config) -> Tuner:
         choices = [k.choice for step in plan.kernels for k in members(step) if k.choice is not None]
         if forced is not None and not choices:
             raise TemplateRefused(template=forced.template, reason="; ".join(v.detail for v in plan.verdicts if v.detail))
-        units = _units(plan, config, options)
-        assembled = assemble(plan, units.calls)
-        if assembled.callables:
-            raise NotSerializable("the library call is a Python function")
-        blueprint = Blueprint(units.sources, assembled.program, assembled.constants, {}, assembled.launches)
-        return blueprint, choices[0].config if choices else ()
+        return _blueprint(plan, config, options), choices[0].config if choices else ()
 
     def build(blueprint: Blueprint) -> None:
         cpp.build_units(blueprint.units)
@@ -167,14 +164,43 @@ def _tuner(whole: Options, config: Config) -> Tuner:
     return Tuner(config, CandidateCompiler(make, build, machine_name))
 
 
+def _tune_loops(plan: Schedule, tuner: Tuner, options: Options, config: Config) -> None:
+    """Gives loop kernels the loops or tiles that were measured to be the fastest, where any were or may be."""
+
+    def decisions(graph: ir.Graph) -> StepChoices:
+        return StepChoices(graph, partial(options.device, graph), register_bytes(), options.gpu, config.loop_reordering)
+
+    def problem(step: Kernel, graph: ir.Graph) -> LoopProblem:
+        own = decisions(graph)
+        loops = own.tilings(step) if step.target == "triton" else own.vector_loops(step)
+        return loop_problem(step, graph, loops, config.numerics == "eager")
+
+    def alone(part: ir.Graph) -> Schedule:
+        demands = tuple(d for d in options.demands if not d.wanted)
+        return make_schedule(part, replace(options, oracle=None, memo=None, templates=False, demands=demands))
+
+    found = LoopTuner(tuner, LoopCompiler(problem, alone, partial(_blueprint, config=config, options=options)))
+    if found.is_worth_asking:
+        found.tune(plan)
+
+
+def _blueprint(plan: Schedule, config: Config, options: Options) -> Blueprint:
+    """What a candidate is built of."""
+    units = _units(plan, config, options)
+    assembled = assemble(plan, units.calls)
+    if assembled.callables:
+        raise NotSerializable("the library call is a Python function")
+    return Blueprint(units.sources, assembled.program, assembled.constants, {}, assembled.launches)
+
+
 def schedule(work: tuple[GraphModule, ir.Graph], info: GraphInfo, config: Config) -> tuple[GraphModule, Schedule]:
     """Loop IR to kernels in order, with a memory plan."""
     gm, graph = work
     settled = _without_switches(config, info)
     options = scheduler_options(graph, settled)
-    if ir.any_combines(graph):  # else there is nothing to tune, and no configuration for a further attempt to do without
-        options = replace(options, oracle=_tuner(options, settled))
-        options = replace(options, memo=info.memo.of(graph))
+    tuner = _tuner(options, settled) if ir.any_combines(graph) or settled.autotune else None
+    if ir.any_combines(graph):  # else there is no choice of a template, and none for a further attempt to do without
+        options = replace(options, oracle=tuner, memo=info.memo.of(graph))
     plan = make_schedule(graph, options)
     plan.verdicts += info.rewrites
     if any(NOTES in node.meta for node in gm.graph.nodes):
@@ -184,6 +210,8 @@ def schedule(work: tuple[GraphModule, ir.Graph], info: GraphInfo, config: Config
         if config.debug is None:  # the debug folder's script runs alone, on arguments of its own
             pack_operands(plan, lambda out: options.device(plan.graph, out))
             pack_weights(plan)
+    if tuner is not None and options.only is None and config.fusion:
+        _tune_loops(plan, tuner, options, settled)
     for one in unusable.FOUND.get():
         reason = Reason.FAILED if one.compiled else Reason.NOT_COMPILED
         plan.verdicts.append(Verdict(one.choice.template, one.choice.knobs, Outcome.DROPPED, reason, detail=one.why))

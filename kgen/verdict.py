@@ -97,6 +97,7 @@ class Reason(Enum):
     VENDOR_FASTER = "the library call and separate kernels are estimated to be faster"
     UNCALIBRATED = "nobody has measured templates on contractions of this kind: the library call and separate kernels take it"
     VENDOR_MEASURED = "the library call and separate kernels were measured to be faster"
+    LOOPS_MEASURED = "other loops or tiles than those by rule were measured to be faster"
     NOT_COMPILED = "its kernel does not compile"
     FAILED = "it cannot run"
     INTERNAL_ERROR = "kgen has an error in it"

@@ -48,6 +48,7 @@ def lower_operator(b: Builder, ways: Sequence[OperatorAxes], args: Sequence[Any]
             call.outs, tuple(loops[a] for a in axes.result), inner, values, tuple(t.dtype for t in tensors),
             tuple((axis, v.expr()) for axis, v in loops.items()), b.current.target._schema.name, numbers, call, b.origin,
             tuple(map(loaded, stored, where)) if len(stored) == len(where) else (),
+            kinds=tuple(r.dtype for r in results),
         )  # fmt: skip
 
     results = _tensors(b.current.meta.get("val"))

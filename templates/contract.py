@@ -364,6 +364,9 @@ def _checked(cls: type, implements: Pattern, device: str, source: str, name: str
     _check_members(members, rendered, fail)
     _check_steps(implements, members, rendered, fail)
     _check_joining(cls.joins, used, fail)
+    _check_elements(device, implements, knobs, rendered, fail)
+    _check_frame(path, device, rendered, fail)
+    _check_blocks(knobs, device, cls.language, fail)
     return Template(
         name, implements, device, path, operands, results, knobs, cls.longest, _author(cls, name), version_of(cls, path),
         cls.joins, {k: v for k, v in own.items() if isinstance(v, Workspace)},
@@ -442,6 +445,45 @@ def _check_steps(
         raise fail(f"its Jinja file never applies what is made of {unused[0]}")
 
 
+def _check_head(syntax: jinja2.nodes.Template, path: Path, fail: Callable[[str], Exception]) -> None:
+    called = {node.node.name for node in syntax.find_all(jinja2.nodes.Call) if isinstance(node.node, jinja2.nodes.Name)}
+    if "kernel" not in called:
+        raise fail(f"{path.name} never opens the kernel: {{{{ kernel() }}}} is its first line")
+
+
+# The slots that store a result, of which a Jinja file has one at least.
+STORES = ("store", "store_element")
+
+
+def _check_frame(path: Path, device: str, rendered: set[str], fail: Callable[[str], Exception]) -> None:
+    """What every kernel has besides its head: in C++ an end, and a store."""
+    if device == "cpu" and "end" not in rendered:
+        raise fail(f"{path.name} never closes the kernel: {{{{ kernel.end() }}}} is its last line")
+    if rendered.isdisjoint(STORES):
+        raise fail(f"{path.name} never stores a result")
+
+
+def _check_blocks(knobs: Mapping[str, Knob], device: str, language: str, fail: Callable[[str], Exception]) -> None:
+    """Triton's vectors are powers of two long."""
+    for name, one in knobs.items():
+        wrong = [n for n in one.values if n < 1 or n & (n - 1)] if name.startswith("BLOCK_") and device == "cuda" else []
+        if wrong and language == "triton":
+            raise fail(f"{name} is {wrong[0]}: the sides of a tile in Triton are powers of two")
+
+
+def _check_elements(
+    device: str, implements: Pattern, knobs: Container[str], rendered: set[str], fail: Callable[[str], Exception]
+) -> None:
+    """Epilogues reduce what comes in tiles, and a GPU's programs have nothing else."""
+    if "store_element" not in rendered:
+        return
+    if device != "cpu":
+        raise fail("it stores element by element, which is for device 'cpu': on a GPU `store` takes a tile")
+    block = next((name for axis in implements.results[0] if (name := f"BLOCK_{axis.upper()}") in knobs), None)
+    if block is not None:
+        raise fail(f"it stores element by element, and {block} says that it stores tiles: give the knob another name")
+
+
 def _check_seconds(implements: Pattern, results: Sequence[str], rendered: set[str], fail: Callable[[str], Exception]) -> None:
     for step, result in zip(implements.seconds, results, strict=True):
         if result not in rendered:
@@ -470,6 +512,7 @@ def _check_source(
         raise fail(f"{path.name}, line {error.lineno}: {error.message}", f"{path}, line {error.lineno}") from error
     used = set(jinja2.meta.find_undeclared_variables(syntax))
     rendered = used | {node.attr for node in syntax.find_all(jinja2.nodes.Getattr)}  # a slot may be that of a part
+    _check_head(syntax, path, fail)
     for slot in operands:
         if slot not in rendered:
             raise fail(f"{path.name} never renders the slot {slot}")

@@ -132,6 +132,12 @@ def loop_templates(kind: str, device: str) -> list[LoopTemplate]:
     return _loops.get((kind, device), [])[::-1]
 
 
+def loop_names(device: str) -> frozenset[str]:
+    """The names of the templates of a device's loop kernels."""
+    _load_loops(device)
+    return frozenset(one.name for (_, own), chain in _loops.items() if own == device for one in chain)
+
+
 def every(device: str | None = None) -> list[Template]:
     """The templates of a device, built-in ones included, in order of registration."""
     _load()

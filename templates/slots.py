@@ -6,6 +6,7 @@ slot on a line of its own takes that line's indentation.
 
 from __future__ import annotations
 
+import difflib
 import string
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -40,8 +41,23 @@ class Segment:
 Index = str | Segment
 
 
+class Named:
+    """A slot: asked for an attribute that it does not have, it says which one may have been meant."""
+
+    __slots__ = ()
+    name: str
+
+    def __getattr__(self, attribute: str) -> Any:
+        if attribute.startswith("_"):  # Python's and Jinja's own questions
+            raise AttributeError(attribute)
+        known = [one for one in dir(type(self)) if not one.startswith("_")]
+        near = difflib.get_close_matches(attribute, known, n=1)
+        hint = f": was {near[0]} meant?" if near else ""
+        raise ValueError(f"{self.name} has no {attribute}{hint}")
+
+
 @dataclass(frozen=True, slots=True)
-class OperandSlot:
+class OperandSlot(Named):
     """``{{ A.tile("a", "rm", "rk") }}`` makes `a` the tile of A at those indices, with whatever prologue is fused into it. Of
     an operand with access "tma" the indices are where the tile begins: ``{{ A.tile("a", "m0", "k0") }}``.
     ``{% for one in B %}`` goes through the operands of a family, ``one.number`` counts them from 0. A tile in front of a loop
@@ -54,7 +70,10 @@ class OperandSlot:
     Of an operand that is 1 at one entry along its last axis and 0 at others (`Input.entry`), ``{{ P.entry("e", "rm", "rn") }}``
     makes `e` the tile of these entries, integers, -1 where there is none, by the indices of the other axes.
 
-    ``{% if R.same_as("V") %}`` says that two operands are one array: one tile does for both."""
+    ``{% if R.same_as("V") %}`` says that two operands are one array: one tile does for both.
+
+    In C++, ``{{ A.element("a", "m", "k") }}`` makes `a` one element, with its prologue; with ``lanes="k"``, in a `vector_loop`
+    that counts `k`, a vector of neighbours."""
 
     name: str
     filler: Filler
@@ -73,6 +92,9 @@ class OperandSlot:
     def tile(self, name: str, *indices: Index, **how: bool | str) -> str:
         return "\n".join(self.filler.tile(self.name, self.number, name, indices, **how))
 
+    def element(self, name: str, *indices: str, lanes: str = "") -> str:
+        return "\n".join(self.filler.element(self.name, self.number, name, indices, lanes))
+
     def same_as(self, other: str) -> bool:
         """Whether it is the same array as another operand: a tile of that is one of this, too."""
         inputs = self.filler.problem.members[self.number]
@@ -85,14 +107,12 @@ class OperandSlot:
         return (replace(self, count=1, number=number) for number in range(self.count))
 
     def __getattr__(self, name: str) -> Any:
-        try:
-            return object.__getattribute__(self, "facts")[name]
-        except KeyError:
-            raise AttributeError(name) from None
+        facts = object.__getattribute__(self, "facts")
+        return facts[name] if name in facts else Named.__getattr__(self, name)
 
 
 @dataclass(frozen=True, slots=True)
-class ResultSlot:
+class ResultSlot(Named):
     """``{{ C.store("acc", "rm", "rn") }}`` runs the epilogue on the tile `acc` and stores what it makes. Every element of the
     result has to come by exactly once, after all of its sum: ``{{ C.store("half", "rm", "rn", n="BLOCK_N // 2") }}`` stores a
     part of a tile, which begins at a multiple of its own length. Of a result with access "tma" the indices are where the tile
@@ -100,7 +120,9 @@ class ResultSlot:
     operator's several results are named one by one, ``"first second"``; ``{{ C.type }}`` is the type of their elements. Of a
     second result ``{% if L.wanted %}`` says whether anybody reads it: only then ``{{ L.store("lse", "b", "rm") }}`` stores it,
     by the indices of its axes (in C++ those of batches, the first row, and the number of rows). Programs that work out one row
-    may each store it."""
+    may each store it.
+
+    In C++, ``{{ C.store_element("c", "m", "n") }}`` runs the epilogue on one element `c`; with ``lanes="n"`` on a vector."""
 
     name: str
     filler: Filler
@@ -118,9 +140,12 @@ class ResultSlot:
         store = self.filler.store_second if second else self.filler.store
         return "\n".join(store(self.name, name, indices, **how))
 
+    def store_element(self, name: str, *indices: str, lanes: str = "") -> str:
+        return "\n".join(self.filler.store_element(self.name, name, indices, lanes))
+
 
 @dataclass(frozen=True, slots=True)
-class StepSlot:
+class StepSlot(Named):
     """A step of a program. ``{{ scores.apply("s", "b", "rm", "rn") }}`` makes of the tile `s` of a contraction's sums what the
     next step sees of them: the function that was fused there, in the same type. Where that step is a softmax, what is past
     the end of its axis is -inf; ``scores.begin("m0", "rows")`` and ``scores.end("m0", "rows")`` are the ends of what a mask may
@@ -141,7 +166,7 @@ class StepSlot:
 
     @property
     def safe(self) -> bool:
-        return bool(getattr(self.filler.problem.arguments, "safe", False))
+        return bool(dict(self.filler.problem.arguments.values).get("safe", False))
 
     @property
     def runs(self) -> tuple[Any, ...]:
@@ -252,7 +277,7 @@ class StepSlot:
 
 
 @dataclass(frozen=True, slots=True)
-class AxisSlot:
+class AxisSlot(Named):
     """``{{ k.size }}`` is the text of the axis' length, in parentheses where it is a sum or a product, and ``{{ k.static }}``
     says whether that is a number. In Triton, ``k.segment(64, 32)`` are indices for a slot: 32 of them, from 64 on, whatever the
     length of a block."""
@@ -328,6 +353,12 @@ class Filler(Protocol):
     @property
     def tile(self) -> Callable[..., Lines]:
         """Of an operand, its number in a family, the tile's name and indices; what else it may be told is the language's."""
+
+    def element(self, operand: str, number: int, name: str, indices: Sequence[str], lanes: str) -> Lines:
+        """Of an operand, its number in a family, the element's name and indices, and the one of these that counts lanes."""
+
+    def store_element(self, result: str, text: str, indices: Sequence[str], lanes: str) -> Lines:
+        """Of a result, the element's name and indices, and the one of these that counts lanes."""
 
     @property
     def entry(self) -> Callable[..., Lines]:

@@ -13,6 +13,7 @@ import kgen
 from kgen import cache
 from kgen.cli import main, parse
 from kgen.commands import doctor
+from kgen.templates import registry
 
 pytestmark = pytest.mark.cpu
 
@@ -365,6 +366,19 @@ def test_an_unknown_kind_of_entries_is_noted(fresh_cache, capsys, action):
 def test_a_new_template_has_a_name_that_can_be_imported(folder, capsys):
     assert main(["templates", "new", "class"]) == 2
     assert "'class' is no name of a module" in capsys.readouterr().err
+
+
+def test_a_new_template_in_cpp_is_right(folder, capsys, monkeypatch):
+    monkeypatch.syspath_prepend(str(folder))
+    assert main(["templates", "new", "my_norm", "--device", "cpu"]) == 0
+    assert "wrote my_norm.py and my_norm.cpp.jinja; `kgen templates check my_norm --module my_norm`" in capsys.readouterr().out
+    try:
+        asked = ["--only", "size 'n=53'", "--only", "'gelu' of (float32", "--configs", "1"]
+        assert main(["templates", "check", "my_norm", "--module", "my_norm", *asked]) == 0
+        assert "2 passed, 0 failed" in capsys.readouterr().out
+    finally:
+        registry.remove("my_norm")
+        sys.modules.pop("my_norm", None)
 
 
 # ---- completion ---------------------------------------------------------------------------------------------------------

@@ -18,25 +18,29 @@ from kgen.build import cpp, toolchain
 
 __all__ = ["Bundle", "Machine", "load_bundle", "missing_features", "write_bundle"]
 
-_RUNTIME, _MATH = "runtime.so", "math.so"
+_RUNTIME, _MATH, _LAUNCHER = "runtime.so", "math.so", "launch.so"
 
 
 @dataclass(frozen=True, slots=True)
 class Machine:
-    """What machine code is made for: it runs where all of this is the same and the CPU has the features."""
+    """What machine code is made for: it runs where all of this is the same and the CPU has the features. `devices` are the
+    indices of the GPUs that it runs on, of compute capability `arch` (90 is 9.0)."""
 
     torch: str
     python: str
     cpu: str
     features: tuple[str, ...]
+    devices: tuple[int, ...] = ()
+    arch: int = 0
 
 
 @dataclass(frozen=True, slots=True)
 class Bundle:
-    """The native runtime, and the libraries with a program's kernels."""
+    """The native runtime, the libraries with a program's kernels, and what launches kernels on a GPU, if there are any."""
 
     runtime: ModuleType
     kernels: tuple[ctypes.CDLL, ...]
+    launcher: ctypes.CDLL | None
 
 
 def this_machine() -> Machine:
@@ -50,8 +54,8 @@ def missing_features(machine: Machine) -> tuple[str, ...]:
     return tuple(sorted(set(machine.features) - toolchain.cpu_features()))
 
 
-def write_bundle(units: Sequence[cpp.Unit], folder: Path) -> Machine:
-    """Copies what runs `units` into the folder, compiled unless the cache has it.
+def write_bundle(units: Sequence[cpp.Unit], folder: Path, launches: bool = False) -> Machine:
+    """Copies what runs `units` into the folder, compiled unless the cache has it, and what `launches` GPU kernels, if it is to.
 
     Raises KernelBuildFailed or RuntimeBuildFailed."""
     for number, path in enumerate(cpp.build_units(units)):
@@ -60,6 +64,9 @@ def write_bundle(units: Sequence[cpp.Unit], folder: Path) -> Machine:
     math = cpp.math_library()
     if math is not None:
         shutil.copyfile(math._name, folder / _MATH)
+    (folder / _LAUNCHER).unlink(missing_ok=True)
+    if launches:
+        shutil.copyfile(cpp.launcher_library()._name, folder / _LAUNCHER)
     return this_machine()
 
 
@@ -69,4 +76,5 @@ def load_bundle(folder: Path, count: int) -> Bundle:
         ctypes.CDLL(str(folder / _MATH), mode=ctypes.RTLD_GLOBAL)  # kernels find its symbols
     runtime = cpp.import_runtime(folder / _RUNTIME)
     names = [str(folder / f"kernels{number}.so") for number in range(count)]
-    return Bundle(runtime, tuple(ctypes.CDLL(name, mode=os.RTLD_LOCAL | os.RTLD_NOW) for name in names))
+    launcher = ctypes.CDLL(str(folder / _LAUNCHER)) if (folder / _LAUNCHER).exists() else None
+    return Bundle(runtime, tuple(ctypes.CDLL(name, mode=os.RTLD_LOCAL | os.RTLD_NOW) for name in names), launcher)

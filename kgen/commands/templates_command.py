@@ -53,6 +53,60 @@ JINJA = """\
     {{ C.store("acc", "b", "rm", "rn") }}
 """
 
+OPERATOR_MODULE = '''"""An operator of your own, and its template in C++: rows over the root of the mean of their squares."""
+
+import torch
+
+import kgen
+from kgen import operand, result
+
+
+@torch.library.custom_op("{name}::norm", mutates_args=())
+def norm(x: torch.Tensor, eps: float) -> torch.Tensor:
+    """What runs where no template does."""
+    return x * torch.rsqrt(x.square().mean(-1, keepdim=True) + eps)
+
+
+@norm.register_fake
+def _(x: torch.Tensor, eps: float) -> torch.Tensor:
+    return x.new_empty(x.shape)
+
+
+@kgen.template(
+    implements=kgen.operator("{name}::norm", "m,n -> m,n", examples=[{"eps": 1e-5}]),
+    device="cpu", source="{file}.cpp.jinja", name="{name}",
+)
+class {kind}(kgen.KernelTemplate):
+    X, Y = operand("m", "n"), result("m", "n")
+
+    def refuse(self, problem: kgen.Problem) -> str | None:
+        return None if problem.main_dtype.is_floating_point else "it is for floats"
+'''
+ELEMENTS = """\
+{{ kernel() }}
+  constexpr int L = {{ problem.device.lanes }};
+  using Real = {{ Y.type }};
+  const int64_t N = {{ n.size }};
+  parallel_for(threads, {{ m.size }}, 8, [&](int64_t begin, int64_t end) {
+    for (int64_t m = begin; m < end; ++m) {
+      auto squares = splat<L>(Real(0));
+      vector_loop<L>(0, N, [&](int64_t n, auto w) KGEN_INLINE {
+        {{ X.element("x", "m", "n", lanes="n") }}
+        squares = step_sum(squares, mul_(x, x), w);
+      });
+      const Real scale = rsqrt_(fold_sum(squares) / Real(N) + Real({{ problem.arguments.eps }}));
+      vector_loop<L>(0, N, [&](int64_t n, auto w) KGEN_INLINE {
+        {{ X.element("x", "m", "n", lanes="n") }}
+        const auto y = mul_(x, scale);
+        {{ Y.store_element("y", "m", "n", lanes="n") }}
+      });
+    }
+  });
+{{ kernel.end() }}
+"""
+# By the device: a module, the ending of its Jinja file, and that.
+SKELETONS = {"cuda": (MODULE, "py", JINJA), "cpu": (OPERATOR_MODULE, "cpp", ELEMENTS)}
+
 
 def list_all(options: argparse.Namespace) -> int:
     """A row a template, with those of the named modules and of installed packages."""
@@ -79,11 +133,12 @@ def show(options: argparse.Namespace) -> int:
 
 
 def new(options: argparse.Namespace) -> int:
-    """Writes a module and a Jinja file that pass `check`."""
+    """Writes a module and a Jinja file that pass `check`: a matmul for GPUs, or an operator of its own for CPUs."""
     stem = options.name
     if not stem.isidentifier() or keyword.iskeyword(stem):
         return misused(f"{stem!r} is no name of a module")
-    files = {Path(f"{stem}.py"): MODULE, Path(f"{stem}.py.jinja"): JINJA}
+    module, language, source = SKELETONS[options.device]
+    files = {Path(f"{stem}.py"): module, Path(f"{stem}.{language}.jinja"): source}
     there = [str(path) for path in files if path.exists()]
     if there:
         return misused(f"{there[0]} exists already")

@@ -20,7 +20,7 @@ from kgen.host.cudagraph import Recording, recorded
 from kgen.host.frozen import FrozenCall, Setup
 from kgen.host.launch import GpuKernel, load_kernel
 from kgen.host.native import load
-from kgen.rendered.gpu_kernel import CompiledKernel, TritonKernel
+from kgen.rendered.gpu_kernel import CompiledKernel, CompiledLaunches, TritonKernel
 
 # How many times as much of its registers a kernel may spill where it is measured. What spills more never wins, and ptxas makes
 # some of it wrong: a float32 matmul with 5,696 bytes of stack and 32 registers ended with a misaligned address on an H100.
@@ -79,12 +79,12 @@ class HostGraph:
         return cls(pickle.loads(data))
 
 
-def _load_launches(blueprint: Blueprint) -> list[GpuKernel]:
-    """The GPU kernels, compiled for the devices that the program names (a look-up when the cache has them) and loaded there.
+def compiled_launches(blueprint: Blueprint) -> CompiledLaunches:
+    """The GPU kernels, compiled for the devices that the program names: a look-up when the cache has them.
 
-    Raises MixedCapabilities, KernelTooLarge, KernelSpills, TritonBuildFailed and LaunchFailed."""
+    Raises MixedCapabilities, KernelTooLarge, KernelSpills and TritonBuildFailed."""
     if not blueprint.launches:
-        return []
+        return CompiledLaunches()
     program = blueprint.program
     names = {program.slots[item.slots[0]].device for item in hp.each(program.code) if isinstance(item, hp.Launch)}
     devices = sorted(torch.device(name).index or 0 for name in names)
@@ -92,11 +92,18 @@ def _load_launches(blueprint: Blueprint) -> list[GpuKernel]:
     if len(set(capabilities.values())) > 1:
         raise MixedCapabilities(devices=", ".join(f"cuda:{k} is {major}.{minor}" for k, (major, minor) in capabilities.items()))
     major, minor = capabilities[devices[0]]
-    kernels = triton.compile_kernels(blueprint.launches, 10 * major + minor)
+    arch = 10 * major + minor
+    kernels = triton.compile_kernels(blueprint.launches, arch)
     check_spills(blueprint.launches, kernels, 1 if only.current() is None else WHERE_MEASURED)
     for device in devices:
         check_shared(kernels, torch_adapter.gpu_facts(torch.device("cuda", device))["shared"], f"cuda:{device}")
-    return [load_kernel(kernel, devices) for kernel in kernels]
+    return CompiledLaunches(tuple(kernels), tuple(devices), arch)
+
+
+def _load_launches(blueprint: Blueprint) -> list[GpuKernel]:
+    """The GPU kernels, compiled and loaded. Raises what `compiled_launches` does, and LaunchFailed."""
+    made = compiled_launches(blueprint)
+    return [load_kernel(kernel, made.devices) for kernel in made.kernels]
 
 
 def check_spills(launches: Sequence[TritonKernel], kernels: Sequence[CompiledKernel], times: int = 1) -> None:

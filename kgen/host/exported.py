@@ -12,7 +12,7 @@ import hashlib
 import json
 import pickle
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -22,24 +22,27 @@ from torch.utils import _pytree as pytree
 from kgen.build.bundle import Machine, load_bundle, missing_features, this_machine, write_bundle
 from kgen.build.cpp import Unit
 from kgen.capture import seeds as _seeds  # noqa: F401  an operator that programs call
-from kgen.errors import ExportedElsewhere, NoExport, OperatorNotLoaded, WrongArguments
+from kgen.errors import DriverNotFound, ExportedElsewhere, LaunchFailed, NoExport, OperatorNotLoaded, WrongArguments
+from kgen.host.launch import load_kernel
 from kgen.host.native import load as load_program
 from kgen.host.program import Extern, Program, each
 from kgen.rendered.exported_call import Argument, Constant, ExportedCall, Result, Weight
+from kgen.rendered.gpu_kernel import CompiledLaunches
 
-__all__ = ["LoadedProgram", "load", "write_folder"]
+__all__ = ["Contents", "LoadedProgram", "load", "write_folder"]
 
 _MANIFEST, _PROGRAM, _WEIGHTS = "manifest.json", "program.pickle", "weights.pt"
 
 
 @dataclass(frozen=True, slots=True)
-class _Contents:
-    """What `program.pickle` has."""
+class Contents:
+    """What `program.pickle` has: `units` is how many libraries of kernels there are, `launches` are the GPU kernels."""
 
     program: Program
     constants: tuple[torch.Tensor, ...]
     call: ExportedCall
     units: int
+    launches: CompiledLaunches
 
 
 class LoadedProgram:
@@ -48,12 +51,14 @@ class LoadedProgram:
     `weights` has the module's parameters, buffers and constant tensors by name; entries may be replaced by tensors of the same
     shape, dtype and strides. Buffers that the module changes are changed there. Results have no gradients."""
 
-    def __init__(self, contents: _Contents, folder: Path, weights: dict[str, torch.Tensor]) -> None:
+    def __init__(self, contents: Contents, folder: Path, weights: dict[str, torch.Tensor]) -> None:
         self.weights = weights
         self._call = contents.call
         _check_operators(contents.program)
         bundle = load_bundle(folder, contents.units)
-        self._run = load_program(contents.program, bundle.kernels, contents.constants, runtime=bundle.runtime)
+        made = contents.launches
+        kernels = [load_kernel(kernel, made.devices, bundle.launcher) for kernel in made.kernels]
+        self._run = load_program(contents.program, bundle.kernels, contents.constants, (), kernels, bundle.runtime)
         self._takes, self._gives = pytree.treespec_loads(contents.call.takes), pytree.treespec_loads(contents.call.gives)
         self._conditions = [compile(text, "condition", "eval") for text in contents.call.conditions]
         self._functions = _functions() if self._conditions else {}
@@ -182,21 +187,15 @@ def _is_ordered(value: torch.Tensor, order: Sequence[int]) -> bool:
 # ---- folders -----------------------------------------------------------------------------------------------------------
 
 
-def write_folder(
-    folder: Path,
-    program: Program,
-    constants: Sequence[torch.Tensor],
-    units: Sequence[Unit],
-    call: ExportedCall,
-    weights: Mapping[str, torch.Tensor],
-) -> None:
+def write_folder(folder: Path, contents: Contents, units: Sequence[Unit], weights: Mapping[str, torch.Tensor]) -> None:
     """Writes an exported program. The manifest comes last: without it, a folder is no program.
 
     Raises OSError, KernelBuildFailed and RuntimeBuildFailed."""
     folder.mkdir(parents=True, exist_ok=True)
     (folder / _MANIFEST).unlink(missing_ok=True)
-    machine = write_bundle(units, folder)
-    contents = _Contents(program, tuple(constants), call, len(units))
+    launches, call = contents.launches, contents.call
+    machine = write_bundle(units, folder, launches=bool(launches.kernels))
+    machine = replace(machine, devices=launches.devices, arch=launches.arch)
     (folder / _PROGRAM).write_bytes(pickle.dumps(contents))
     torch.save(dict(weights), folder / _WEIGHTS)
     manifest = {"kgen": _fingerprint(), "machine": asdict(machine), **_for_people(call)}
@@ -226,6 +225,8 @@ def load(folder: str | Path, weights: Mapping[str, torch.Tensor] | None = None) 
         contents = pickle.loads((place / _PROGRAM).read_bytes())
         kept = torch.load(place / _WEIGHTS, weights_only=True)
         return LoadedProgram(contents, place, _replaced(kept, weights or {}))
+    except (DriverNotFound, LaunchFailed):
+        raise
     except (OSError, ImportError, EOFError, pickle.UnpicklingError, RuntimeError) as cause:
         raise NoExport(folder=place, problem=f"{type(cause).__name__}: {cause}") from cause
 
@@ -239,7 +240,8 @@ def _manifest(folder: Path) -> dict[str, Any]:
 
 
 def _check_machine(manifest: Mapping[str, Any]) -> None:
-    made = Machine(**{**manifest["machine"], "features": tuple(manifest["machine"]["features"])})
+    lists = {name: tuple(manifest["machine"][name]) for name in ("features", "devices")}
+    made = Machine(**{**manifest["machine"], **lists})
     here = this_machine()
     for what in ("torch", "python", "cpu"):
         if getattr(made, what) != getattr(here, what):
@@ -247,8 +249,20 @@ def _check_machine(manifest: Mapping[str, Any]) -> None:
     missing = missing_features(made)
     if missing:
         raise ExportedElsewhere(what="the CPU's features", made=", ".join(missing), here="none of them")
+    _check_gpus(made)
     if manifest["kgen"] != _fingerprint():
         raise ExportedElsewhere(what="kgen", made=manifest["kgen"], here=_fingerprint())
+
+
+def _check_gpus(made: Machine) -> None:
+    """Raises ExportedElsewhere where a GPU that the code runs on is another one here."""
+    count = torch.cuda.device_count() if made.devices and torch.cuda.is_available() else 0
+    for device in made.devices:
+        here = torch.cuda.get_device_capability(device) if device < count else None
+        if here != divmod(made.arch, 10):
+            found = "none" if here is None else f"one of compute capability {here[0]}.{here[1]}"
+            wanted = f"one of compute capability {made.arch // 10}.{made.arch % 10}"
+            raise ExportedElsewhere(what=f"the GPU cuda:{device}", made=wanted, here=found)
 
 
 def _replaced(kept: dict[str, torch.Tensor], weights: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
@@ -256,8 +270,12 @@ def _replaced(kept: dict[str, torch.Tensor], weights: Mapping[str, torch.Tensor]
         if name not in kept:
             raise WrongArguments(problem=f"there is no weight {name!r}", expected=f"some of {', '.join(kept) or 'none'}")
         _check_weight(name, kept[name], value)
-        kept[name] = torch.empty_strided(kept[name].shape, kept[name].stride(), dtype=value.dtype).copy_(value.detach())
+        kept[name] = _like(kept[name]).copy_(value.detach())
     return kept
+
+
+def _like(kept: torch.Tensor) -> torch.Tensor:
+    return torch.empty_strided(kept.shape, kept.stride(), dtype=kept.dtype, device=kept.device)
 
 
 def _check_weight(name: str, kept: torch.Tensor, value: torch.Tensor) -> None:

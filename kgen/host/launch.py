@@ -24,50 +24,54 @@ _DIVISIBLE = 128
 
 @dataclass(frozen=True, slots=True)
 class GpuKernel:
-    """A kernel in the launcher. `scratch` has the bytes per block of each scratch parameter; `pointers` and `integers` count
-    what a launch gives for the kernel's own parameters, of which `maps` are TMA descriptors (kgen/rendered/tensor_map.py)."""
+    """A kernel in a launcher, whose functions (`launch_functions`) have these addresses. `scratch` has the bytes per block of
+    each scratch parameter; `pointers` and `integers` count what a launch gives for the kernel's own parameters, of which `maps`
+    are TMA descriptors (kgen/rendered/tensor_map.py)."""
 
     handle: int
     scratch: tuple[int, ...]
     pointers: int
     integers: int
-    maps: int = 0
+    maps: int
+    functions: tuple[int, ...]
 
 
-def load_kernel(kernel: CompiledKernel, devices: Iterable[int]) -> GpuKernel:
+def load_kernel(kernel: CompiledKernel, devices: Iterable[int], launcher: ctypes.CDLL | None = None) -> GpuKernel:
     """The kernel, loaded into `devices` now: the first call may be inside a capture, and should not be slower than others.
+    `launcher` is that of an exported program, by default the one of the cache.
 
     Kernels stay loaded until the process ends, so equal ones are shared. Raises DriverNotFound or LaunchFailed."""
-    made = _create(kernel, DRIVER)
-    library = _library(DRIVER)
+    made = _create(kernel, DRIVER, launcher)
+    library = _library(DRIVER, launcher)
     for device in devices:
         if library.kgen_load_kernel(ctypes.c_void_p(made.handle), device):
             raise LaunchFailed(problem=_error(library), kernel=kernel.name)
     return made
 
 
-def launch_functions() -> tuple[int, ...]:
+def launch_functions(launcher: ctypes.CDLL | None = None) -> tuple[int, ...]:
     """The addresses of what launches a kernel at a site, tells why that failed, makes a site and ends it."""
     names = ("kgen_launch", "kgen_launch_error", "kgen_create_site", "kgen_destroy_site")
-    return tuple(cpp.function_address(cpp.launcher_library(), name) for name in names)
+    library = launcher or cpp.launcher_library()
+    return tuple(cpp.function_address(library, name) for name in names)
 
 
 _once = threading.RLock()
 
 
-def _create(kernel: CompiledKernel, driver: str) -> GpuKernel:
+def _create(kernel: CompiledKernel, driver: str, launcher: ctypes.CDLL | None) -> GpuKernel:
     with _once:
-        return _create_once(kernel, driver)
+        return _create_once(kernel, driver, launcher)
 
 
 @functools.cache
-def _create_once(kernel: CompiledKernel, driver: str) -> GpuKernel:
+def _create_once(kernel: CompiledKernel, driver: str, launcher: ctypes.CDLL | None) -> GpuKernel:
     kinds = bytes(
         _kind(what) | (_DIVISIBLE if multiple else 0) for what, multiple in zip(kernel.signature, kernel.divisible, strict=True)
     )
     descriptors = [what for what in kernel.signature if map_rank(what)]
     formats = [number for found, what in zip(kernel.maps, descriptors, strict=True) for number in _format(found, what)]
-    handle = _library(driver).kgen_create_kernel(
+    handle = _library(driver, launcher).kgen_create_kernel(
         kernel.name.encode(), kernel.function.encode(), kernel.cubin, ctypes.c_int64(len(kernel.cubin)), kinds, len(kinds),
         (ctypes.c_int32 * len(formats))(*formats), kernel.warps * 32, kernel.shared, len(kernel.scratch),
         kernel.early,
@@ -75,7 +79,8 @@ def _create_once(kernel: CompiledKernel, driver: str) -> GpuKernel:
     ranks = [rank for what in kernel.signature if (rank := map_rank(what))]
     pointers = sum(map(is_pointer, kernel.signature))
     numbers = len(kinds) - pointers - len(ranks)
-    return GpuKernel(handle, kernel.scratch, pointers + len(ranks), numbers + sum(1 + 2 * rank for rank in ranks), len(ranks))
+    integers = numbers + sum(1 + 2 * rank for rank in ranks)
+    return GpuKernel(handle, kernel.scratch, pointers + len(ranks), integers, len(ranks), launch_functions(launcher))
 
 
 def _kind(what: str) -> int:
@@ -92,8 +97,8 @@ def _format(found: MapFormat, what: str) -> list[int]:
 
 
 @functools.cache
-def _library(driver: str) -> ctypes.CDLL:
-    library = cpp.launcher_library()
+def _library(driver: str, launcher: ctypes.CDLL | None = None) -> ctypes.CDLL:
+    library = launcher or cpp.launcher_library()
     library.kgen_launch_error.restype = ctypes.c_char_p
     library.kgen_create_kernel.restype = ctypes.c_void_p
     if library.kgen_open_driver(driver.encode()):

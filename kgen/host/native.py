@@ -17,7 +17,7 @@ import torch
 from kgen.build import cpp, toolchain
 from kgen.capture import check_index as _check_index  # noqa: F401  an operator that programs call
 from kgen.errors import InputMismatch, InvalidProgram, TensorMapRefused
-from kgen.host.launch import GpuKernel, launch_functions
+from kgen.host.launch import GpuKernel
 from kgen.host.program import (
     COMPUTE_OPS,
     NUMBER_KINDS,
@@ -229,7 +229,7 @@ class Encoder:
             raise InvalidProgram(where="a launch", rule=f"gives kernel {name} {takes}")
         device = self.program.slots[item.slots[0]].device
         names = (name, *item.maps)
-        return item.slots, item.registers, item.grid, device, kernel.handle, kernel.scratch, names, launch_functions()
+        return item.slots, item.registers, item.grid, device, kernel.handle, kernel.scratch, names, kernel.functions
 
     def call(self, item: Extern | PythonCall) -> Encoded:
         args = tuple(self.arg(arg) for arg in item.args)

@@ -325,7 +325,8 @@ class Operation:
     tensors as values over ``out_vars + inner``, each in its own type `dtypes`; `axes` names the variables as the template
     does, `arguments` are the numbers among the operator's arguments. `vendor` is the call, used when no template takes it. With
     a `program`, `operands` goes on with the functions in its middle slots, in its order. Without a call, `replaces` are the
-    nodes of which it takes the place, in order: they are what is compared with it, and what runs when no template takes it."""
+    nodes of which it takes the place, in order: they are what is compared with it, and what runs when no template takes it.
+    `kinds` are the types of an operator's results, those included that nobody uses."""
 
     outs: tuple[str | None, ...]
     out_vars: tuple[Var, ...]
@@ -341,6 +342,7 @@ class Operation:
     program: Program | None = None
     replaces: tuple[Node, ...] = field(default=(), compare=False)  # library calls among them have no hash
     seconds: tuple[Second, ...] = ()
+    kinds: tuple[torch.dtype, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,7 +8,7 @@ from typing import Any
 from kgen.errors import InvalidTensorMap
 from kgen.rendered.tensor_map import MapFormat, map_rank
 
-__all__ = ["EARLY", "CompiledKernel", "TritonKernel"]
+__all__ = ["EARLY", "CompiledKernel", "CompiledLaunches", "TritonKernel"]
 
 # The compile option of kernels that may be launched while the kernel before still runs.
 EARLY = ("launch_pdl", True)
@@ -73,3 +73,12 @@ class CompiledKernel:
     stack: int
     maps: tuple[MapFormat, ...] = ()
     early: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class CompiledLaunches:
+    """The GPU kernels of a program, and the indices of the devices that run them, all of one compute capability (90 is 9.0)."""
+
+    kernels: tuple[CompiledKernel, ...] = ()
+    devices: tuple[int, ...] = ()
+    arch: int = 0

@@ -27,7 +27,7 @@ def kernel_times(kernel: Launch, plan: Schedule, options: Options) -> Times:
     device = _device(kernel, plan, options)
     moving = kernel_traffic(kernel, plan).total / device.bandwidth
     launch = model.LAUNCH[device.kind]
-    parts = [_template_times(one, plan, device) for one in members(kernel) if one.choice is not None]
+    parts = [_template_times(one, plan, device) for one in members(kernel) if one.contracts and one.choice is not None]
     if not parts:
         return Times(moving / model.STREAM_RATE + launch, moving)
     computing = sum(floor for _, floor in parts)

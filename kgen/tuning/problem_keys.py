@@ -18,6 +18,7 @@ from kgen.ir.plan import Kernel, Launch, Statement, members
 from kgen.ir.sizes import Sizes
 from kgen.ir.values import Value
 from kgen.scheduler.selection.choose import prepared
+from kgen.templates.loop_contract import LoopProblem
 from kgen.tuning.entry import Key
 
 # Bytes at whose multiples rows begin for the fastest loads.
@@ -54,34 +55,36 @@ def _title(step: Launch, described: _Description, sizes: dict[str, int]) -> str:
     return f"{', '.join(dict.fromkeys(names))}: {kinds}, {' '.join(f'{axis}={n}' for axis, n in sizes.items())}"
 
 
-class _Description:
-    """A kernel without names of buffers and loops: `form` is equal for kernels that share measurements."""
+def key_of_loops(problem: LoopProblem, template: str, device: str, numerics: str) -> Key | None:
+    """The key of a loop kernel, as the scheduler cuts it into loops or tiles, for a template. None where sizes are symbols."""
+    [kernel] = problem.kernels
+    described = _LoopDescription(kernel, problem.graph)
+    lengths = {axis: extent.as_int() for axis, extent in described.extents.items()}
+    known = {axis: length for axis, length in lengths.items() if length is not None}
+    if len(known) < len(lengths):
+        return None
+    form = (template, problem.kind, sorted(problem.proposed.items()), problem.exact, described.form)
+    digest = hashlib.sha256(repr(form).encode()).hexdigest()[:24]
+    kinds = dict.fromkeys(str(problem.graph.buffers[out].dtype) for s in kernel.statements for out in s.outs if any(s.stored))
+    names = [op.split(".")[1] if "." in op else op for origin in problem.origins for op in origin.operators]
+    types = " ".join(kind.removeprefix("torch.") for kind in kinds)
+    sizes = " ".join(f"{axis}={length}" for axis, length in known.items())
+    return Key(device, digest, tuple(known.items()), (), numerics, f"{', '.join(dict.fromkeys(names))}: {types}, {sizes}")
 
-    def __init__(self, kernel: Kernel, graph: ir.Graph) -> None:
-        self.graph = graph
-        self.main = next(s for s in kernel.statements if s.kind == "contraction")
-        self.role = self._roles(kernel)
+
+class _Form:
+    """A kernel without names of buffers and loops: what stands in the form is equal for kernels that share measurements. `role`
+    is the axis of each loop."""
+
+    def __init__(self, kernel: Kernel, graph: ir.Graph, role: dict[Var, str]) -> None:
+        self.graph, self.role = graph, role
         loops = (*kernel.outer, *kernel.inner)
         self.of_role = {role: [v for v in loops if self.role[v] == role] for role in dict.fromkeys(self.role.values())}
         self.extents = {role: ix.product(v.extent for v in own) for role, own in sorted(self.of_role.items()) if own}
         self.slots: dict[str, int] = {}
         self.numbers: dict[Value, int] = {}
         self.rows: list[Hashable] = []
-        statements = [self._statement(s) for s in kernel.statements]
-        allowed = torch.backends.cuda.matmul.allow_tf32 if torch.float32 in self.main.operands else None
-        self.form = (tuple(self.rows), tuple(statements), allowed)
-
-    def _roles(self, kernel: Kernel) -> dict[Var, str]:
-        """The axis of each loop: of an operator those of its pattern, of a sum of products b, m, n and k."""
-        if self.main.axes:
-            return {v: next((name for name, e in self.main.axes if v in ix.free_atoms(e)), "o") for v in self._loops(kernel)}
-        left, right = (v.variables() for v in (self.main.value, self.main.factors[0]))
-        axis_roles = {(True, True): "b", (True, False): "m", (False, True): "n", (False, False): "o"}
-        roles = {v: axis_roles[v in left, v in right] for v in kernel.outer}
-        return roles | dict.fromkeys(kernel.inner, "k")
-
-    def _loops(self, kernel: Kernel) -> Iterable[Var]:
-        return (*kernel.outer, *kernel.inner)
+        self.statements = tuple(self._statement(s) for s in kernel.statements)
 
     def _statement(self, s: Statement) -> Hashable:
         outs = tuple(self.slots.setdefault(out, len(self.slots)) for out in s.outs)
@@ -134,3 +137,38 @@ class _Description:
             return "1"
         unknown = any(isinstance(a, Size) for a in ix.free_atoms(stride))
         return "a" if ix.mod(stride * kind.itemsize, ALIGNED) == 0 else "s" if unknown else "u"
+
+
+class _Description(_Form):
+    """A kernel whose main loop is a contraction. `form` is equal for kernels that share measurements."""
+
+    def __init__(self, kernel: Kernel, graph: ir.Graph) -> None:
+        self.main = next(s for s in kernel.statements if s.kind == "contraction")
+        super().__init__(kernel, graph, self._roles(kernel))
+        allowed = torch.backends.cuda.matmul.allow_tf32 if torch.float32 in self.main.operands else None
+        self.form = (tuple(self.rows), self.statements, allowed)
+
+    def _roles(self, kernel: Kernel) -> dict[Var, str]:
+        """The axis of each loop: of an operator those of its pattern, of a sum of products b, m, n and k."""
+        if self.main.axes:
+            return {v: next((name for name, e in self.main.axes if v in ix.free_atoms(e)), "o") for v in self._loops(kernel)}
+        left, right = (v.variables() for v in (self.main.value, self.main.factors[0]))
+        axis_roles = {(True, True): "b", (True, False): "m", (False, True): "n", (False, False): "o"}
+        roles = {v: axis_roles[v in left, v in right] for v in kernel.outer}
+        return roles | dict.fromkeys(kernel.inner, "k")
+
+    def _loops(self, kernel: Kernel) -> Iterable[Var]:
+        return (*kernel.outer, *kernel.inner)
+
+
+class _LoopDescription(_Form):
+    """A kernel without a contraction: each of its loops is an axis."""
+
+    def __init__(self, kernel: Kernel, graph: ir.Graph) -> None:
+        outer = {v: f"x{number}" for number, v in enumerate(kernel.outer)}
+        super().__init__(kernel, graph, outer | {v: f"r{number}" for number, v in enumerate(kernel.inner)})
+        share = None if kernel.share is None else str(kernel.share.extent)
+        self.form = (tuple(self.rows), self.statements, kernel.sections, len(kernel.rows), share)
+
+    def _statement(self, s: Statement) -> Hashable:
+        return super()._statement(s), s.inner, s.section, s.block

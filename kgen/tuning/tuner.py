@@ -8,14 +8,12 @@ candidate wins only with results that agree with the library's.
 
 from __future__ import annotations
 
-import concurrent.futures
 import contextvars
 import logging
 import math
-import os
 import pickle
 import time
-from collections.abc import Callable, Hashable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
 from typing import Any
@@ -39,6 +37,7 @@ from kgen.templates.contract import Config as Knobs
 from kgen.tuning import entry, store
 from kgen.tuning.arguments import arguments, exact_arguments, roundings
 from kgen.tuning.benchmark import BenchmarkJob, Check, Setting
+from kgen.tuning.building import build_all
 from kgen.tuning.entry import Entry, Key
 from kgen.tuning.measure import Failure, Outcome, measure
 from kgen.tuning.problem_keys import keys_of
@@ -46,7 +45,10 @@ from kgen.tuning.progress import Say, progress
 from kgen.verdict import Outcome as Decision
 from kgen.verdict import Reason, Verdict
 
-__all__ = ["UNANSWERED", "UNMEASURED", "Candidate", "CandidateCompiler", "Tuner", "Unmeasured"]
+__all__ = [
+    "COLD", "COMPILING", "LEAST_TIMING", "REASONS", "TIMING", "UNANSWERED", "UNMEASURED", "Candidate", "CandidateCompiler",
+    "Tuner", "Unmeasured", "software",
+]  # fmt: skip
 
 LOG = logging.getLogger("kgen.tuning")
 
@@ -231,34 +233,24 @@ class Tuner:
 
     def _compile(self, benchmarks: Sequence[_Open], deadline: float) -> None:
         """All candidates of all benchmark jobs, several at a time."""
-        workers = max(1, len(os.sched_getaffinity(0)))
-        pool = concurrent.futures.ThreadPoolExecutor(workers, thread_name_prefix="kgen-candidates")
-        jobs: dict[concurrent.futures.Future[Any], tuple[_Open, int]] = {}
-        for benchmark in benchmarks:
+        failures = build_all(self._made(benchmarks), self.compiler.build, deadline)
+        for (position, number), failure in failures.items():
+            benchmarks[position].outcome.failures[number] = failure
+
+    def _made(self, benchmarks: Sequence[_Open]) -> Iterator[tuple[tuple[int, int], Blueprint]]:
+        """The candidates that could be rendered, by the number of the benchmark job and their own."""
+        for position, benchmark in enumerate(benchmarks):
             for number, candidate in enumerate(benchmark.candidates):
                 try:
                     fused = candidate.template is not None or candidate.config == FUSED
-                    benchmark.made[number], config = self.compiler.make(
-                        benchmark.part, candidate.only(), candidate.template == APART, fused
-                    )
+                    made, config = self.compiler.make(benchmark.part, candidate.only(), candidate.template == APART, fused)
                 except Exception as cause:  # noqa: BLE001  an author's template may raise anything
                     benchmark.outcome.failures[number] = Failure("failed", f"{type(cause).__name__}: {cause}"[:500])
                     continue
+                benchmark.made[number] = made
                 if candidate.parts > 1:
                     benchmark.candidates[number] = Candidate(candidate.template, config, candidate.parts, candidate.rank)
-                build = contextvars.copy_context().run
-                jobs[pool.submit(build, self.compiler.build, benchmark.made[number])] = benchmark, number
-        done, late = concurrent.futures.wait(jobs, timeout=max(1.0, deadline - time.monotonic()))
-        for job in done:
-            benchmark, number = jobs[job]
-            problem = job.exception()
-            if problem is not None:
-                benchmark.outcome.failures[number] = Failure("not compiled", str(problem)[:500])
-        for job in late:
-            job.cancel()
-            benchmark, number = jobs[job]
-            benchmark.outcome.failures[number] = Failure("not compiled", "it was not compiled in time")
-        pool.shutdown(wait=False, cancel_futures=True)
+                yield (position, number), made
 
     def _run(self, benchmark: _Open, seconds: float, step: Say) -> None:
         outcome = benchmark.outcome
@@ -297,7 +289,7 @@ class Tuner:
         seconds, question = benchmark.outcome.seconds, benchmark.question
         out = question.step.name
         self.verdicts_ += [
-            Verdict(out, str(benchmark.candidates[n]), Decision.DROPPED, _REASONS[failure.why], detail=failure.text)
+            Verdict(out, str(benchmark.candidates[n]), Decision.DROPPED, REASONS[failure.why], detail=failure.text)
             for n, failure in sorted(benchmark.outcome.failures.items())
         ]
         if not seconds:
@@ -317,7 +309,7 @@ class Tuner:
         versions = _versions(_device(benchmark.question), benchmark.question.is_program)
         made = Entry(
             benchmark.key, winner.template, versions[winner.template or ""], config, seconds[best], library, len(seconds),
-            entry.now(), _software(),
+            entry.now(), software(),
         )  # fmt: skip
         self.chain.add([made])
         against = "" if math.isnan(library) else f"; {LIBRARY}: {library * 1e6:.1f} us"
@@ -325,7 +317,8 @@ class Tuner:
         line(f"{benchmark.key.title}: {winner}, {seconds[best] * 1e6:.1f} us of {len(seconds)} timed{dropped}{against}")
 
 
-_REASONS = {
+# Why a candidate was dropped, by what `measure` and `build_all` say of it.
+REASONS = {
     "not compiled": Reason.NOT_COMPILED, "failed": Reason.FAILED, "wrong": Reason.WRONG_RESULT, "crashed": Reason.CRASHED,
     "hung": Reason.HUNG,
 }  # fmt: skip
@@ -417,6 +410,7 @@ def _versions(device: str, programs: bool = False) -> dict[str, str]:
     return {**versions, "": everything, APART: everything}
 
 
-def _software() -> str:
+def software() -> str:
+    """What makes a measurement: torch and Triton, with their versions."""
     found = (("torch", torch.__version__), ("triton", triton.version()))
     return ", ".join(f"{name} {version}" for name, version in found if version)

@@ -99,7 +99,7 @@ def test_snippets_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: p
     finally:
         for template in set(registry.names()) - before:
             registry.remove(template)
-        for module in ("gated", "plain", "points", "rows"):
+        for module in ("gated", "plain", "points", "rows", "rows_cpu"):
             sys.modules.pop(module, None)
     printed = capsys.readouterr().out
     for line in re.findall(r"^    (\d graph, .*)$", TEXT, re.MULTILINE):

@@ -87,8 +87,15 @@ def test_demo_leaves_bfloat16_out_where_eager_takes_minutes(device, able, dtypes
 
     monkeypatch.setattr(transformer, "has_bfloat16_matmuls", lambda: able)
     printed = io.StringIO()
-    assert transformer.default_dtypes(device, Console(file=printed)) == ["float32", "bfloat16"][:dtypes]
+    assert transformer.default_dtypes("full", device, Console(file=printed)) == ["float32", "bfloat16"][:dtypes]
     assert ("--dtype" in printed.getvalue()) == (dtypes == 1)
+
+
+def test_the_short_demo_is_of_one_type(monkeypatch):
+    from examples import transformer
+
+    monkeypatch.setattr(transformer, "has_bfloat16_matmuls", lambda: True)
+    assert transformer.default_dtypes("small", "cpu", Console()) == ["float32"]
 
 
 def test_every_pattern_gives_the_bytes_it_moves():
@@ -144,6 +151,13 @@ def test_a_template_for_an_own_operator(tmp_path):
     files = [ROOT / "examples" / name for name in ("new_template.py", "l1_distance.py.jinja")]
     assert sum(len(f.read_text().splitlines()) for f in files) < 60
     done = run("examples.new_template")
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "1 graph, 1 kernel, 0 library calls" in done.stdout
+
+
+@pytest.mark.cpu
+def test_a_template_in_cpp_for_an_own_operator():
+    done = run("examples.new_template_cpu")
     assert done.returncode == 0, done.stdout + done.stderr
     assert "1 graph, 1 kernel, 0 library calls" in done.stdout
 

@@ -40,6 +40,7 @@ DECLARATIONS = {
     "a result's axes": ('kgen.result("b", "m", "n")', 'kgen.result("b", "n", "m")', "results are over"),
     "no result": ('kgen.result("b", "m", "n")', "None", "results are over"),
     "an axis that is none": ("BLOCK_M,", "BLOCK_X,", "tile of an axis 'x'"),
+    "a block that is no power of two": ("kgen.knob(16)", "kgen.knob(16, 48)", "BLOCK_K is 48: the sides of a tile"),
     "a knob without values": ("kgen.knob(16)", "kgen.knob()", "has no values"),
     "a family of one side": (
         'kgen.operand("b", "m", "k")', 'kgen.operand("b", "m", "k", many=True)', "one operand and the result are many",
@@ -73,6 +74,10 @@ SOURCES = {
     ),
     "an operand that is never read": (
         '{{ B.tile("right", "b", "rk", "rn") }}', "right = left.T", "never renders the slot B", "@kgen.template",
+    ),
+    "no head": ("{{ kernel() }}", "import triton", "never opens the kernel", "@kgen.template"),
+    "a store that is none": (
+        '{{ C.store("acc", "b", "rm", "rn") }}', "x: {{ C.type }} = acc", "never stores a result", "@kgen.template",
     ),
     "an unknown name": ("{{ kernel() }}", "{{ kernel() }}\n    {{ C_out }}", "uses C_out: no slot", "{{ C_out }}"),
     "a step that is none": ("{{ kernel() }}", "{{ kernel() }}\n    {{ scores.apply('s') }}", "uses scores", "{{ scores"),

@@ -280,7 +280,7 @@ class Emitter:
         pointer = self._pointer(s.outs[0])
         offset = s.store[0]
         printer = self._index(offset)
-        differs = printer.depends(offset) or self._varies(s.value) or (s.mask is not None and self._varies(s.mask))
+        differs = printer.depends(offset) or self.varies(s.value) or (s.mask is not None and self.varies(s.mask))
         # lanes that are all equal set an element once, but each of them combines with it
         by_lane = self._in_lanes() and (differs or s.op != "set")
         combine = "" if s.op == "set" else f"<{CPP_SCATTER[s.op]}>"
@@ -399,14 +399,14 @@ class Emitter:
     def _assert(self, value: Value, name: str, holds: str) -> str:
         body, condition = value.args
         self.includes_check = True
-        active = "w" if self._in_lanes() and self._varies(condition) else "one"
+        active = "w" if self._in_lanes() and self.varies(condition) else "one"
         self.scope.lines.append(f"assert_({holds}, {active}, {ops.FAILURES[value.attr]}, failed);")
-        return name if not self._in_lanes() or self._varies(body) or not self._varies(condition) else f"splat<L>({name})"
+        return name if not self._in_lanes() or self.varies(body) or not self.varies(condition) else f"splat<L>({name})"
 
     def _is_shared_divisor(self, value: Value) -> bool:
         """Whether lanes that differ are divided by one number."""
         x, by = value.args
-        return value.dtype.is_floating_point and self._in_lanes() and self._varies(x) and not self._varies(by)
+        return value.dtype.is_floating_point and self._in_lanes() and self.varies(x) and not self.varies(by)
 
     def _divisor(self, value: Value) -> str:
         """The name of a divisor with its reciprocal, made where the divisor is."""
@@ -438,7 +438,7 @@ class Emitter:
         if not self._in_lanes() or not printer.depends(offset):
             if mask is None:
                 return f"load<1>({pointer} + {at}, one)"
-            if not self._in_lanes() or not self._varies(value.args[0]):
+            if not self._in_lanes() or not self.varies(value.args[0]):
                 return f"load_masked<1>({pointer} + {at}, {mask}, one)"
             return f"load_strided_masked<L>({pointer} + {at}, 0, {mask}, {active})"
         stride = printer.stride(offset)
@@ -482,7 +482,7 @@ class Emitter:
     def _as_lanes(self, value: Value) -> str:
         """The value as a vector even when all lanes are equal (an accumulator steps by lanes)."""
         name = self.emit(value)
-        if not self._in_lanes() or self._varies(value):
+        if not self._in_lanes() or self.varies(value):
             return name
         return f"splat<L>({name})"
 
@@ -509,7 +509,7 @@ class Emitter:
 
     def _in_vector_loop(self, value: Value) -> bool:
         """Whether a value of a vertical nest needs to be inside the vector loop: it differs between lanes, or is made there."""
-        return self._varies(value) or self._is_inner(value)
+        return self.varies(value) or self._is_inner(value)
 
     def _is_row(self, buffer: str) -> bool:
         return buffer in self.kernel.rows and not self.nest.one_step
@@ -517,7 +517,7 @@ class Emitter:
     def _made_inner(self) -> set[str]:
         return {o for s in self.kernel.statements if s.inner and s.kind != "reduction" for o in s.outs}
 
-    def _varies(self, value: Value) -> bool:
+    def varies(self, value: Value) -> bool:
         """Whether the value differs between lanes."""
         hit = self._varying.get(value)
         if hit is None:
@@ -526,7 +526,7 @@ class Emitter:
                 hit = self.nest.vertical or value.attr[0] in self._made_inner()
             else:
                 hit = any(self.nest.vector is a for e in vs.index_exprs(value) for a in ix.free_atoms(e))
-                hit = hit or any(self._varies(c) for c in vs.children(value))
+                hit = hit or any(self.varies(c) for c in vs.children(value))
             self._varying[value] = hit
         return hit
 
@@ -545,7 +545,7 @@ class Emitter:
         return (atom.size,) if isinstance(atom, ix.Indirect) else ()
 
     def _indirect(self, value: Value, extent: Expr) -> tuple[str, bool]:
-        return self._checked(value, extent), self._in_lanes() and self._varies(value)
+        return self._checked(value, extent), self._in_lanes() and self.varies(value)
 
     def _checked(self, value: Value, extent: Expr) -> str:
         """An index from data, checked against its extent: out of range is an error of the caller's, and must not be read."""
@@ -556,7 +556,7 @@ class Emitter:
         found = self._named(key, scope)
         if found is None:
             found = self._fresh("at")
-            active = "w" if self._in_lanes() and self._varies(value) else "one"
+            active = "w" if self._in_lanes() and self.varies(value) else "one"
             size = IndexText(None, 1, self._indirect).scalar(extent)
             guard = "" if self.guard is None else f"{self.guard}, "  # where the mask is false the index means nothing
             scope.lines.append(f"const auto {found} = checked_index({name}, {size}, {guard}{active}, failed);")

@@ -94,7 +94,7 @@ class EpilogueLoops:
             return [], self.text(expr)
         emitter = Emitter(Nest(Kernel(name, (), (), 0, ()), None, self.problem.device.lanes), self.problem.graph)
         found = emitter.scalar(expr)
-        self._note(emitter, frozenset())
+        self.note(emitter, frozenset())
         self.parameters.made_names.add(name)
         return [f"const int64_t {name} = [&] {{", *_indented([*emitter.lines, f"return {found};"]), "}();"], name
 
@@ -102,7 +102,7 @@ class EpilogueLoops:
         """Statements that make `name` an integer from memory."""
         emitter = Emitter(Nest(Kernel(name, (), (), 0, ()), None, self.problem.device.lanes), self.problem.graph)
         found = emitter.emit(value)
-        self._note(emitter, frozenset())
+        self.note(emitter, frozenset())
         self.parameters.made_names.add(name)
         return [f"const int64_t {name} = [&] {{", *_indented([*emitter.lines, f"return int64_t({found});"]), "}();"]
 
@@ -251,7 +251,7 @@ class EpilogueLoops:
         else:
             emitter = self._emitter(over, Kernel("block", (r, j), (), 0, tuple(points)), j)
         head, sections = emitter.run()
-        self._note(emitter, over.own)
+        self.note(emitter, over.own)
         section = sections[0] if sections else Section(body=head)
         before = [*head, *section.before] if sections else emitter.task.lines
         return [
@@ -266,7 +266,7 @@ class EpilogueLoops:
         inside = tuple(replace(s, inner=True, section=0) for s in folds)
         emitter = self._emitter(over, Kernel("block", (j,), (r,), 1, inside), j)
         head, (section,) = emitter.run()
-        self._note(emitter, over.own)
+        self.note(emitter, over.own)
         rows = [*_opened(over.slow), *_indented(section.body), "}"]
         return [*emitter.task.lines, *_vector(over.fast, [*head, *section.before, *rows, *section.after])]
 
@@ -277,7 +277,7 @@ class EpilogueLoops:
         j = _loop(over.fast, self.problem)
         emitter = self._emitter(over, Kernel("block", (j,), (), 0, tuple(points)), j)
         head, _ = emitter.run()
-        self._note(emitter, over.own)
+        self.note(emitter, over.own)
         return ["{", *_indented([*emitter.task.lines, *_vector(over.fast, head)]), "}"]
 
     def _emitter(self, over: Rectangle, kernel: Kernel, lanes: Var) -> Emitter:
@@ -286,7 +286,7 @@ class EpilogueLoops:
             graph.buffers[name] = ir.Buffer(name, kind, torch.device("cpu"), (), ())
         return Emitter(Nest(kernel, lanes, self.problem.device.lanes), graph)
 
-    def _note(self, emitter: Emitter, own: Container[str]) -> None:
+    def note(self, emitter: Emitter, own: Container[str]) -> None:
         """What a nest needs from outside: not the buffers that are its `own`."""
         self.parameters.pointers.update(dict.fromkeys(p for p in emitter.pointers if p not in own))
         self.parameters.sizes.update(dict.fromkeys(s for s in emitter.sizes if s not in self.variables))

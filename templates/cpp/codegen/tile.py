@@ -17,6 +17,7 @@ from kgen.ir.plan import Statement
 from kgen.ir.spans import ANY, Known
 from kgen.ir.values import Value
 from kgen.templates.contract import Config
+from kgen.templates.cpp.codegen.elements import Elements, Point
 from kgen.templates.cpp.codegen.epilogue_loops import Block, EpilogueLoops, Parameters, Rectangle, digits
 from kgen.templates.cpp.codegen.table import CPP_TYPES
 from kgen.templates.cpp.codegen.tile_loops import tile_loops_of
@@ -30,6 +31,8 @@ FILLING, WALKING = (
     frozenset(("r", "j")),
 )
 
+# What a rectangle is told by besides indices of batches: where it begins, how long its sides are, and how far apart rows are.
+RECTANGLE = 5
 # Numbers of a mask's guards that are worked out together.
 GUARDS = 256
 
@@ -109,10 +112,14 @@ class Slots:
         if constant.op == "const" and not any(map(self.problem.template.block, one.axes)):
             return [f"constexpr double {name} = {float(constant.attr)!r};"]
         is_number = len(one.axes) == 1 and self.problem.template.block(one.axes[0]) is None
-        own, summed = ("", "") if is_number else self.problem.operand_axes(one.name)
+        own, summed = ("", "") if is_number else self._block_axes(one)
         batch = [a for a in one.axes if a not in (own, summed)]
         if len(indices) != len(batch):
-            raise ValueError(f"{self.problem.template.name}: {len(indices)} indices for the axes {', '.join(batch)}")
+            axes = ", ".join(batch) or "none"
+            raise ValueError(
+                f"{self.problem.template.name}: {len(indices)} indices for the axes {axes}: in C++ a tile takes none of "
+                "the two that it is cut along"
+            )
         self._told_apart(indices, FILLING)
         fixed = self._digits(batch, indices, one.loops)
         if is_number:
@@ -126,6 +133,21 @@ class Slots:
         if one.load is not None and None not in strides:
             return self._strided(one, name, fixed, [s for s in strides if s is not None])
         return self._filled(one, name, fixed, self._along(one, own))
+
+    def _block_axes(self, one: Input) -> tuple[str, str]:
+        """The axes of a block of the operand. Raises ValueError where it has no two that a matmul goes over."""
+        try:
+            return self.problem.operand_axes(one.name)
+        except StopIteration:
+            raise ValueError(
+                f"{self.problem.template.name}: {one.name} is over {', '.join(one.axes)}, of which the matmul engine's blocks "
+                f"need one that the result has and one that it lacks: read it by {one.name}.element(...)"
+            ) from None
+
+    def element(self, operand: str, number: int, name: str, indices: Sequence[str], lanes: str) -> list[str]:
+        """Statements that make `name` the element at these indices, with its prologue, or a vector of elements."""
+        one = self.problem.members[number][operand]
+        return Elements(self.epilogue_loops).load(one, name, Point(one.axes, tuple(indices), lanes))
 
     def entry(self, operand: str, number: int, name: str, indices: Sequence[str]) -> list[str]:
         """Statements that make `name` the entry at which an operand is 1, for one index of each other axis."""
@@ -271,23 +293,41 @@ class Slots:
 
     # ---- results ----------------------------------------------------------------------------------------------------
 
-    def store(self, result: str, name: str, indices: Sequence[str]) -> list[str]:
-        """The epilogue of the rectangle `name`; of a family, of the rectangles `name`0, `name`1, and so on. `indices` are those
+    def store(self, result: str, text: str, indices: Sequence[str]) -> list[str]:
+        """The epilogue of the rectangle `text`; of a family, of the rectangles `text`0, `text`1, and so on. `indices` are those
         of the batch axes, then the first row, the first column, the numbers of rows and of columns, and the tiles' leading
         dimension."""
         axes = self.problem.template.results[result].axes
         self._told_apart(indices, WALKING)
+        if len(axes) < 2:
+            raise ValueError(
+                f"{self.problem.template.name}: {result} is over {axes[0]} alone, and `store` takes rectangles of two axes: "
+                f"store it by {result}.store_element(...)"
+            )
         batch, (rows, columns) = axes[:-2], axes[-2:]
+        if len(indices) != len(batch) + RECTANGLE:
+            raise ValueError(
+                f"{self.problem.template.name}: {len(indices)} indices, where {result}.store takes those of "
+                f"{', '.join(batch) or 'no batch'}, first row, first column, how many of each, and a leading dimension"
+            )
         scalars, (row, column, count, width, ld) = indices[: len(batch)], indices[len(batch) :]
         loops = self.problem.loops
         fixed = self._digits(batch, scalars, loops)
         slow, fast = Block(rows, loops[rows], row, count, "r"), Block(columns, loops[columns], column, width, "j")
         sums = tuple(out for s in self.problem.mains for out in s.outs)
         many = self.problem.template.results[result].many
-        names = [f"{name}{k}" for k in range(len(sums))] if many else [name]
+        names = [f"{text}{k}" for k in range(len(sums))] if many else text.split()
+        if len(names) != len(sums):
+            raise ValueError(f"{self.problem.template.name}: {len(names)} names, where one call stores {len(sums)} results")
         aliases = [f"const auto* const p_{clean(out)} = {one};" for out, one in zip(sums, names, strict=True)]
         tile_loops = tile_loops_of(self.problem, self.config, columns)
         return [*aliases, *self.epilogue_loops.epilogue(tile_loops, Rectangle(slow, fast, sums, ld, fixed))]
+
+    def store_element(self, result: str, text: str, indices: Sequence[str], lanes: str) -> list[str]:
+        """The epilogue of one element, or of a vector of elements. Of several results, and of a family, `text` are the names of
+        all, "first second"."""
+        axes = self.problem.template.results[result].axes
+        return Elements(self.epilogue_loops).store(text.split(), Point(axes, tuple(indices), lanes))
 
     def store_second(self, result: str, name: str, indices: Sequence[str]) -> list[str]:
         """What becomes of the second results `name` of a step. `indices` are those of the batch axes, then the first row, and

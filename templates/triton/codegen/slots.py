@@ -320,6 +320,16 @@ class Slots:
     def number(self, number: float) -> str:
         return repr(number)
 
+    def element(self, operand: str, *_: object) -> list[str]:
+        raise ValueError(
+            f"{self.problem.template.name}: elements are of C++; in Triton {operand} has tiles: {operand}.tile(...)"
+        )
+
+    def store_element(self, result: str, *_: object) -> list[str]:
+        raise ValueError(
+            f"{self.problem.template.name}: elements are of C++; in Triton {result} has tiles: {result}.store(...)"
+        )
+
     def holds(self, step: str, *_: object) -> list[str]:
         raise ValueError(f"{self.problem.template.name}: in Triton `edges` of {step} ask whether its mask holds")
 

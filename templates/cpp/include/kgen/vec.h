@@ -123,6 +123,16 @@ KGEN_FN value_t<T, L> splat(T scalar) {
   }
 }
 
+// The first lane of a vector, or the scalar itself.
+template <class X>
+KGEN_FN lane_t<X> first_lane(X x) {
+  if constexpr (lanes_of<X> > 1) {
+    return x[0];
+  } else {
+    return x;
+  }
+}
+
 // `x` as a C: unchanged, splatted from a scalar, or (scalars only) converted.
 template <class C, class X>
 KGEN_FN C coerce(X x) {
