@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch.fx import Node
 
+from kgen.capture.symbols import SymbolTable
 from kgen.ir import index as ix
 from kgen.ir import nodes as ir
 from kgen.ir import ops
@@ -385,10 +386,11 @@ def _symbolic_weight(expr: Expr) -> int:
     return int(ix.evaluate(expr, lambda atom: 1009 if getattr(atom, "hi", 0) > 1009 else getattr(atom, "lo", 2)))
 
 
-def is_storable(sizes: Sizes, strides: Sizes) -> bool:
-    """Whether a buffer may have these strides: no two elements in one place but along dimensions of stride 0."""
+def is_storable(sizes: Sizes, strides: Sizes, symbols: SymbolTable) -> bool:
+    """Whether a buffer may have these strides: no two elements in one place but along dimensions of stride 0. Strides that are
+    symbols may tell by a guard: nothing else says that the rows of a slice are as far apart as they are long."""
     kept = without(sizes, [k for k, s in enumerate(strides) if s == 0])
-    return is_dense(kept, strides) or _has_gaps(kept, strides)
+    return is_dense(kept, strides) or _has_gaps(kept, strides, symbols)
 
 
 def without(sizes: Sizes, repeated: list[int]) -> Sizes:
@@ -410,16 +412,14 @@ def is_dense(sizes: Sizes, strides: Sizes) -> bool:
     return True
 
 
-def _has_gaps(sizes: Sizes, strides: Sizes) -> bool:
-    """Whether the strides are known to be those of a part of a larger array, with no element in two places."""
-    span = ix.ONE
+def _has_gaps(sizes: Sizes, strides: Sizes, symbols: SymbolTable) -> bool:
+    """Whether the strides are those of a part of a larger array, with no element in two places."""
+    span, gaps = ix.ONE, []
     for k in reversed(stride_order(strides, sizes)):
-        if sizes[k] == 1:
-            continue
-        if not ix.known_nonnegative(strides[k] - span):
-            return False
-        span = span + strides[k] * (sizes[k] - 1)
-    return True
+        if sizes[k] != 1:
+            gaps.append(strides[k] - span)
+            span = span + strides[k] * (sizes[k] - 1)
+    return symbols.ensure_nonnegative(gaps)
 
 
 def is_whole_buffer(graph: ir.Graph, tensor: Tensor) -> bool:

@@ -37,7 +37,7 @@ def store_with(tensor: Tensor, wanted: Sizes | None, copy: Callable[[Tensor], Te
     kept = without(tensor.sizes, repeated)
     first = vs.substitute(tensor.value, {tensor.axes[k]: ix.ZERO for k in repeated})
     made = copy(replace(tensor, sizes=kept, value=first))
-    if wanted is not None and is_storable(tensor.sizes, wanted):
+    if wanted is not None and is_storable(tensor.sizes, wanted, b.symbols):
         b.freeze(made.value.attr[0], wanted)
     return replace(made, sizes=tensor.sizes)
 
@@ -98,7 +98,7 @@ def placed(b: Builder, source: Any, given: Any, call: Node) -> Any:
     if not isinstance(given, Tensor) or given.weak or not isinstance(value, torch.Tensor) or value.layout != torch.strided:
         return given
     wanted = strides_of(b, value, call)
-    if b.symbols.sizes(value.shape) != given.sizes or not is_storable(given.sizes, wanted):
+    if b.symbols.sizes(value.shape) != given.sizes or not is_storable(given.sizes, wanted, b.symbols):
         return given
     view = b.as_view(given)
     if view is not None and fix_strides(b, view, wanted):

@@ -103,7 +103,7 @@ class Results:
         existing = self._existing(owner, tensor, wanted)
         if existing is not None or owner.op == "placeholder":
             return existing
-        if not is_storable(tensor.sizes, wanted) or any(s == 0 for s in wanted):
+        if not is_storable(tensor.sizes, wanted, self.builder.symbols) or any(s == 0 for s in wanted):
             return None
         self._begin(owner, wanted)
         stored = self.builder.env[owner] = self.builder.copy(tensor)

@@ -76,7 +76,7 @@ def _to_read(b: Builder, source: Any, given: Any) -> Any:
 def _stored(b: Builder, source: Node, given: Tensor, copy: Callable[[Tensor], Tensor]) -> Tensor:
     """The argument in a buffer with the traced strides. Raises LoweringFailed where several elements share a place."""
     wanted = b.symbols.sizes(source.meta["val"].stride())
-    if not is_storable(given.sizes, wanted):
+    if not is_storable(given.sizes, wanted, b.symbols):
         cause = f"no buffer of sizes {list(given.sizes)} has the strides {list(wanted)} of argument {source.name}"
         raise errors.LoweringFailed(operator="a Triton kernel", cause=cause, line=b.origin.line)
     return store_with(given, wanted, copy, b)

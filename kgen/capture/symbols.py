@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from functools import reduce
 from typing import Any
 
@@ -65,6 +65,28 @@ class SymbolTable:
                 return None
             hints[atom] = self._hint(self.sympy_of[atom])
         return Sizes(hints).of(expr)
+
+    def ensure_nonnegative(self, exprs: Sequence[Expr]) -> bool:
+        """Whether no expression is ever negative. What only the example inputs say becomes a guard, as long as guards may be
+        added. An answer of no adds none."""
+        conditions = [self._nonnegative(e) for e in exprs if not ix.known_nonnegative(e)]
+        return None not in conditions and all(map(self._guarded, conditions))
+
+    def _nonnegative(self, expr: Expr) -> sympy.Basic | None:
+        """The condition as torch writes it; None where the example inputs do not meet it, or it has no such form."""
+        example = None if self.shape_env is None else self.example(expr)
+        if example is None or example < 0:
+            return None
+        try:
+            return sympy.Ge(to_sympy(expr, self.sympy_of), 0)
+        except (KeyError, TypeError):  # a derived number, or a function of numbers
+            return None
+
+    def _guarded(self, condition: sympy.Basic) -> bool:
+        """A condition that holds in the example inputs. Once Dynamo has its guards, only what these imply holds."""
+        if self.shape_env.frozen:
+            return bool(self.shape_env._maybe_evaluate_static(condition))
+        return bool(self.shape_env.evaluate_expr(condition))
 
     def _hint(self, symbol: sympy.Symbol) -> int:
         number = self._known(symbol)

@@ -381,9 +381,10 @@ class _Assembler:
 
     def _as_planned(self, name: str) -> tuple[Any, ...]:
         """The geometry of a whole, contiguous result that a library makes: dimensions of length 1 may have other strides there,
-        as those of filters have where the image's channels are last."""
+        as those of filters have where the image's channels are last. A vector stays as it is: its length may not even be what
+        tracing says, as of what a sum of bags in bfloat16 saves for its gradient."""
         buffer = self.graph.buffers[name]
-        if name not in self.library_results or all(size != 1 for size in buffer.sizes):
+        if name not in self.library_results or len(buffer.sizes) < 2 or all(size != 1 for size in buffer.sizes):
             return ()
         if buffer.strides is None or tuple(buffer.strides) != ix.contiguous_strides(buffer.sizes):
             return ()

@@ -344,3 +344,23 @@ def test_decimals_are_rounded_as_python_rounds() -> None:
     computes = tuple(hp.Compute(out, "frounddec", 2 * k, 2 * k + 1) for k, out in enumerate(made))
     outputs = tuple(hp.OutInt(out, "float") for out in made)
     assert load(hp.Program((), tuple(registers), (), (), outputs, computes=computes))([]) == [round(*case) for case in cases]
+
+
+# ---- layouts ------------------------------------------------------------------------------------------------------------
+
+
+def test_result_keeps_gaps_that_only_run_time_knows() -> None:
+    def on_diagonal(x: Tensor) -> Tensor:
+        return x.diagonal_scatter(x.diagonal() * 2)
+
+    run = compiled(on_diagonal)
+    for shape in [(2, 3, 5), (4, 6, 7)]:
+        x = torch.randn(shape)[..., 1:4]
+        assert_same(run(x), on_diagonal(x))
+    graphs = stats["stats"]["unique_graphs"]
+    other = torch.randn(3, 4, 9)[..., 1:5]
+    assert_same(run(other), on_diagonal(other))
+    assert stats["stats"]["unique_graphs"] == graphs
+    overlapping = torch.randn(40).as_strided((2, 3, 3), (6, 2, 1))
+    torch.testing.assert_close(run(overlapping)[0, 1], overlapping[0, 1])  # a guard keeps it from the graph with gaps
+    assert stats["stats"]["unique_graphs"] == graphs + 1

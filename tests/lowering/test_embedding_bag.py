@@ -77,3 +77,18 @@ def test_deterministic_programs_have_no_atomic_additions_of_floats(dtype: torch.
     assert not calls(graph_of(add, *args, deterministic=True)), "a CPU adds in order"
     found = calls(graph_of(add, *args, gpu_everywhere=True, deterministic=True))
     assert found == ([] if mine else ["aten.index_put.default"])
+
+
+@pytest.mark.cpu
+@pytest.mark.parametrize("mode", ["sum", "mean"])
+@pytest.mark.parametrize("ids", [torch.tensor([[2]]), torch.tensor([[2], [0]])], ids=["one", "two"])
+def test_gradients_of_single_rows_in_bfloat16(mode: str, ids: Tensor) -> None:
+    """Tracing says that the library saves as many numbers as there are ids; it saves none."""
+    table = torch.randn(5, 3, dtype=torch.bfloat16, requires_grad=True)
+
+    def bags(table: Tensor, ids: Tensor) -> Tensor:
+        return F.embedding_bag(ids, table, mode=mode) * 2
+
+    found = torch.compile(bags, backend="kgen", fullgraph=True)(table, ids)
+    assert torch.equal(found, bags(table, ids))
+    assert torch.equal(*(torch.autograd.grad(result.sum(), table)[0] for result in (found, bags(table, ids))))

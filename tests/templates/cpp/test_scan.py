@@ -3,10 +3,13 @@ shared by threads; and that the generated code scans along the lanes."""
 
 from __future__ import annotations
 
+import ctypes
 import itertools
 import math
 import re
+import subprocess
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -135,6 +138,27 @@ FUSED: dict[str, Callable[[torch.Tensor], Any]] = {
 
 def test_fused() -> None:
     check([Row(name, fn, [[X]], near(fn)) for name, fn in FUSED.items()])
+
+
+FILL = 'extern "C" void fill() { volatile char bytes[1 << 18]; for (int i = 0; i < 1 << 18; ++i) bytes[i] = -1; }'
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_masks_of_two_scans_survive_a_lack_of_registers(dtype: torch.dtype, tmp_path: Path) -> None:
+    """GCC 12 kept 16 bits of a mask on the stack and read 64: the other bits were what lay there."""
+
+    def extremes(x: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        return (*x.cummax(1), *x.cummin(1))
+
+    library = tmp_path / "fill.so"
+    subprocess.run(["g++", "-O0", "-shared", "-fPIC", "-x", "c++", "-", "-o", library], input=FILL, text=True, check=True)
+    fill = ctypes.CDLL(str(library)).fill
+    run = torch.compile(extremes, backend="kgen", fullgraph=True)
+    x = torch.randint(0, 3, (7, 50), generator=torch.Generator().manual_seed(0)).to(dtype)
+    expected = extremes(x)
+    for _ in range(3):
+        fill()
+        assert all(map(torch.equal, run(x), expected))
 
 
 def test_gradients() -> None:

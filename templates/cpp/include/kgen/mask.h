@@ -25,14 +25,14 @@ using Raw = Register<long long, B / 8>;
 template <int L>
 KGEN_FN uint64_t mask_bits(Mask<L> mask) {
   if constexpr (L < 8) {
-    return mask.bits & ((1u << L) - 1);
+    return extend_bits<uint64_t>(mask.bits) & ((1u << L) - 1);
   } else {
-    return mask.bits;
+    return extend_bits<uint64_t>(mask.bits);
   }
 }
 
 template <Compare P, class T, class V>
-KGEN_FN uint64_t compare_bits(V a, V b) {
+KGEN_FN auto compare_bits(V a, V b) {
   constexpr int B = sizeof(V), S = sizeof(T);
   if constexpr (std::is_floating_point_v<T>) {
     constexpr int code = P == Compare::eq   ? _CMP_EQ_OQ
@@ -104,7 +104,8 @@ KGEN_FN Mask<L> compare_vectors(Vec<T, L> a, Vec<T, L> b) {
 #if KGEN_AVX512
   typename Mask<L>::Bits bits = 0;
   KGEN_UNROLL for (int i = 0; i < V::K; ++i) {
-    bits |= typename Mask<L>::Bits(typename Mask<L>::Bits(compare_bits<P, T>(a.r[i], b.r[i])) << (i * V::W % L));
+    const auto part = extend_bits<typename Mask<L>::Bits>(compare_bits<P, T>(a.r[i], b.r[i]));
+    bits |= typename Mask<L>::Bits(part << (i * V::W % L));
   }
   return {bits};
 #else
@@ -119,7 +120,8 @@ KGEN_FN Vec<T, L> select(Mask<L> mask, Vec<T, L> yes, Vec<T, L> no) {
   using V = Vec<T, L>;
   V out;
 #if KGEN_AVX512
-  KGEN_UNROLL for (int i = 0; i < V::K; ++i) out.r[i] = blend_register(mask.bits >> (i * V::W % L), yes.r[i], no.r[i]);
+  const auto bits = V::K > 1 ? extend_bits<uint64_t>(mask.bits) : mask.bits;
+  KGEN_UNROLL for (int i = 0; i < V::K; ++i) out.r[i] = blend_register(bits >> (i * V::W % L), yes.r[i], no.r[i]);
 #else
   const auto wide = convert<signed_of_size<sizeof(T)>>(mask.lanes);
   KGEN_UNROLL for (int i = 0; i < V::K; ++i) out.r[i] = blend_register(wide.r[i], yes.r[i], no.r[i]);

@@ -23,13 +23,26 @@ struct Vec {
   KGEN_FN T operator[](int lane) const { return r[lane / W][lane % W]; }
 };
 
+#if KGEN_AVX512
+// The bits of a mask in a wider integer. GCC merges a comparison with the extension of its mask to one instruction that it takes
+// to write the lower bits only. Where registers run out it keeps these alone, and reads the upper ones from what lay there: so
+// it may not see that the bits come from a comparison.
+template <class To, class Bits>
+KGEN_FN To extend_bits(Bits bits) {
+  if constexpr (sizeof(To) > sizeof(Bits)) {
+    if (!__builtin_constant_p(bits)) asm("" : "+k"(bits));
+  }
+  return bits;
+}
+#endif
+
 // L booleans: one bit a lane where the machine has mask registers (bits from L up hold anything), else int32 lanes of 0 or -1.
 template <int L>
 struct Mask {
 #if KGEN_AVX512
   using Bits = unsigned_of_size<(L <= 8 ? 1 : L / 8)>;
   Bits bits;
-  KGEN_FN bool operator[](int lane) const { return (bits >> lane) & 1; }
+  KGEN_FN bool operator[](int lane) const { return (extend_bits<uint64_t>(bits) >> lane) & 1; }
 #else
   Vec<int32_t, L> lanes;
   KGEN_FN bool operator[](int lane) const { return lanes[lane] != 0; }
@@ -318,7 +331,7 @@ KGEN_FN Vec<T, L / 2> half_of(Vec<T, L> v) {
 template <int Half, int L>
 KGEN_FN Mask<L / 2> half_of(Mask<L> m) {
 #if KGEN_AVX512
-  return {typename Mask<L / 2>::Bits(m.bits >> (Half * L / 2))};
+  return {typename Mask<L / 2>::Bits(extend_bits<uint64_t>(m.bits) >> (Half * L / 2))};
 #else
   return {half_of<Half>(m.lanes)};
 #endif
