@@ -52,7 +52,9 @@ def _crossing(graph: ir.Graph, most_axes: int) -> set[str]:
     large tensor beside them."""
     found: set[str] = set()
     others: set[str] = set()
+    read: set[str] = set()  # what nobody reads here is saved for others, who go along eager's order
     for node in graph.nodes:
+        read.update(ir.reads(node))
         if not isinstance(node, ir.Pointwise | ir.Reduction):
             others.update((*ir.outs(node), *ir.reads(node)))
             continue
@@ -63,7 +65,7 @@ def _crossing(graph: ir.Graph, most_axes: int) -> set[str]:
                 loops[access.buffer] = _innermost(graph, access)
         if len({loop for loop in loops.values() if loop is not None}) > 1:
             found.update(loops)
-    return {name for name in found - others if _may_turn(graph.buffers[name], most_axes)}
+    return {name for name in found & read - others if _may_turn(graph.buffers[name], most_axes)}
 
 
 def _may_turn(buffer: ir.Buffer, most_axes: int) -> bool:
