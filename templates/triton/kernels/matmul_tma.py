@@ -73,7 +73,8 @@ def resources(problem: Problem, config: Config) -> Resources:
     # an accumulator as it is, in 16 bits, goes through a part of it at a time
     if config.EPILOGUE_SUBTILES == 1 and others == 2 * area:
         others = others * config.WARPS // 16
-    staged = read + written + others
+    columns = config.BLOCK_N // config.EPILOGUE_SUBTILES
+    staged = read + written + max(others, bytes_of_folds(problem) * columns * config.WARPS)
     flattened = config.get("FLATTEN")
     if flattened is None:
         kept = copied and config.EPILOGUE_SUBTILES == 1 and _stored_as_it_is(problem)
@@ -106,6 +107,14 @@ def staged_bytes(problem: Problem, engine: bool) -> tuple[int, int, int]:
     others = [size for size, boxed, _ in tiles if not (engine and boxed)]
     read, stored = (sum(size for size, written in moved if written is way) for way in (False, True))
     return read, stored, max(others, default=0)
+
+
+@memoised
+def bytes_of_folds(problem: Problem) -> int:
+    """Shared memory of each column and warp where warps join what they have of a tile's columns: of the reductions, one after
+    the other, the largest. A Welford reduction has a count beside its results."""
+    folds = [s for s in problem.epilogue if s.kind == "partial" and problem.part(s).axis == "m"]
+    return max((4 * (len(s.outs) + (s.op == "welford")) for s in folds), default=0)
 
 
 @memoised

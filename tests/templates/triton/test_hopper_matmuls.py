@@ -333,6 +333,23 @@ def test_fits(name: str, template: str) -> None:
         assert found.stack == 0
 
 
+def variances(x: Tensor, w: Tensor) -> tuple[Tensor, ...]:
+    """A batch normalisation's first pass over a 1 x 1 convolution."""
+    y = x @ w
+    return y, *torch.var_mean(y.float(), 0, correction=0)
+
+
+@pytest.mark.ptx
+@pytest.mark.parametrize("template", TEMPLATES)
+def test_folds_of_columns_fit(template: str) -> None:
+    """Warps join what they have of a column while stages and stores keep their places."""
+    args = r(1568, 512, dtype=bf), r(512, 2048, dtype=bf)
+    with forced(template, lambda configs: [c for c in configs if c.WARPS == 4 and c.STAGES > 3][:1], runs=False) as made:
+        compiled(variances, *args)
+    (found,) = triton.compile_kernels(made.matmuls, 90)
+    assert found.shared <= made.needs[0].shared, made.configs
+
+
 @pytest.mark.ptx
 @pytest.mark.parametrize("kind", [torch.float32, torch.uint8])
 def test_wide_tiles_beside_a_resident_operand_fit(kind: torch.dtype) -> None:
