@@ -88,6 +88,33 @@ def test_another_configuration_takes_over(
 
 @pytest.mark.interpret
 @pytest.mark.cpu
+def test_kernels_that_do_not_fit_cost_one_attempt_together(monkeypatch: pytest.MonkeyPatch) -> None:
+    attempts: list[list[str]] = []
+
+    def build(blueprint: Blueprint, strides: Any, callables: Sequence[Any]) -> HostGraph:
+        kernels = [call.kernel for call in callables if isinstance(call, Interpreted)]
+        attempts.append([one.name for one in kernels if "ACCUMULATOR" in one.source])
+        if len(attempts) == 1:
+            check_shared([SimpleNamespace(name=name, shared=300_000) for name in attempts[0]], 232_448, "a GPU")  # type: ignore[misc]
+        return HostGraph(blueprint, strides, callables)
+
+    monkeypatch.setattr(pipeline, "HostGraph", build)
+    torch._dynamo.reset()
+    args = (*arguments(), torch.randn(80, 128).half(), torch.randn(96, 128).half())
+
+    def two(x: torch.Tensor, w: torch.Tensor, y: torch.Tensor, v: torch.Tensor, z: torch.Tensor) -> torch.Tensor:
+        return matmul(torch.cumsum(matmul(x, w, y), 0), v, z)
+
+    with kgen.require_fused("aten.mm", "aten.relu"), watching() as seen:
+        got = torch.compile(two, backend="kgen", options=OPTIONS)(*args)
+    torch.testing.assert_close(got, two(*args), atol=1.0, rtol=5e-2)
+    assert len(attempts) == 2
+    assert len(attempts[0]) == 2
+    assert sum(v.outcome is Outcome.DROPPED for v in seen.report().verdicts) >= 2
+
+
+@pytest.mark.interpret
+@pytest.mark.cpu
 def test_strict_leaves_out_only_what_is_too_large(monkeypatch: pytest.MonkeyPatch) -> None:
     args, strict = arguments(), {**OPTIONS, "strict": True}
     texts = failing(monkeypatch, lambda attempt: too_large() if attempt == 1 else None)
