@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
@@ -13,12 +14,16 @@ import torch
 import kgen
 from kgen import errors, only, pipeline
 from kgen.commands.explain import watching
+from kgen.config import from_call
 from kgen.device import Gpu, gpu_from
+from kgen.failed_kernels import say_what_failed
 from kgen.host.compiled import Blueprint, HostGraph, check_shared, check_spills
 from kgen.host.interpret import Interpreted
-from kgen.ir.plan import members
+from kgen.ir.plan import Choice, Kernel, members
+from kgen.unusable import Unusable
 from kgen.verdict import Outcome, Reason
 
+KERNEL = Kernel("k", (), (), 1, (), (), (), "triton")
 OPTIONS = {"gpu_interpreter": True, "cache": False, "strict": False}
 
 
@@ -88,33 +93,6 @@ def test_another_configuration_takes_over(
 
 @pytest.mark.interpret
 @pytest.mark.cpu
-def test_kernels_that_do_not_fit_cost_one_attempt_together(monkeypatch: pytest.MonkeyPatch) -> None:
-    attempts: list[list[str]] = []
-
-    def build(blueprint: Blueprint, strides: Any, callables: Sequence[Any]) -> HostGraph:
-        kernels = [call.kernel for call in callables if isinstance(call, Interpreted)]
-        attempts.append([one.name for one in kernels if "ACCUMULATOR" in one.source])
-        if len(attempts) == 1:
-            check_shared([SimpleNamespace(name=name, shared=300_000) for name in attempts[0]], 232_448, "a GPU")  # type: ignore[misc]
-        return HostGraph(blueprint, strides, callables)
-
-    monkeypatch.setattr(pipeline, "HostGraph", build)
-    torch._dynamo.reset()
-    args = (*arguments(), torch.randn(80, 128).half(), torch.randn(96, 128).half())
-
-    def two(x: torch.Tensor, w: torch.Tensor, y: torch.Tensor, v: torch.Tensor, z: torch.Tensor) -> torch.Tensor:
-        return matmul(torch.cumsum(matmul(x, w, y), 0), v, z)
-
-    with kgen.require_fused("aten.mm", "aten.relu"), watching() as seen:
-        got = torch.compile(two, backend="kgen", options=OPTIONS)(*args)
-    torch.testing.assert_close(got, two(*args), atol=1.0, rtol=5e-2)
-    assert len(attempts) == 2
-    assert len(attempts[0]) == 2
-    assert sum(v.outcome is Outcome.DROPPED for v in seen.report().verdicts) >= 2
-
-
-@pytest.mark.interpret
-@pytest.mark.cpu
 def test_strict_leaves_out_only_what_is_too_large(monkeypatch: pytest.MonkeyPatch) -> None:
     args, strict = arguments(), {**OPTIONS, "strict": True}
     texts = failing(monkeypatch, lambda attempt: too_large() if attempt == 1 else None)
@@ -151,6 +129,28 @@ def test_what_a_program_may_not_have() -> None:
     check_shared(kernels[:1], 232_448, "a GPU")
     with pytest.raises(errors.KernelTooLarge, match="k1 needs 232449 bytes of shared memory; a program has 232448 on a GPU"):
         check_shared(kernels, 232_448, "a GPU")
+
+
+def test_kernels_that_do_not_fit_cost_one_attempt_together() -> None:
+    """Who raises for the first of them names the others, and all of their configurations are left out."""
+    found: Any = [SimpleNamespace(name=f"k{k}", shared=shared) for k, shared in enumerate((232_449, 100, 300_000))]
+    with pytest.raises(errors.KernelTooLarge, match="k0") as raised:
+        check_shared(found, 232_448, "a GPU")
+    [other] = raised.value.details["others"]
+    assert other.details["kernel"] == "k2"
+    choices = [Choice("t", (("STAGES", k),)) for k in range(3)]
+    steps = [replace(KERNEL, name=f"k{k}", choice=choice) for k, choice in enumerate(choices)]
+    units: Any = SimpleNamespace(calls={one.name: SimpleNamespace(symbol=one.name) for one in steps})
+    plan: Any = SimpleNamespace(kernels=steps, packings=[])
+
+    def unfit_with(step: Any, why: str) -> tuple[Unusable, ...]:
+        return (Unusable(step.choice, why, compiled=True),)
+
+    with pytest.raises(errors.ConfigurationFailed) as failed:
+        say_what_failed(
+            raised.value, (torch.fx.GraphModule({}, torch.fx.Graph()), plan), units, from_call(None, {}), unfit_with
+        )
+    assert [one.choice for one in failed.value.details["found"]] == [choices[0], choices[2]]
 
 
 def test_a_gpu_by_its_properties() -> None:

@@ -43,6 +43,9 @@ WIDE = {
 }  # fmt: skip
 # How much longer exact matmuls of float32 numbers take: these pass through registers, which do not last for such tiles.
 SPILLED = 10.0
+# Tiles that an epilogue may read and write at once beside so many accumulators of a thread, where the loop over tiles is
+# flattened: with 5, ptxas of Triton 3.6 spills 424 bytes and more on sm_90, with 4 at most 224.
+MOST_TILES, MANY_SUMS = 4, 128
 # Bytes of shared memory that synchronise the stages, and what is lost to alignment.
 BARRIERS = 1024
 
@@ -82,7 +85,9 @@ def resources(problem: Problem, config: Config) -> Resources:
     else:
         shared = tiles + staged if flattened else max(tiles + written, staged)
     sums = count * config.BLOCK_M * config.BLOCK_N // (config.WARPS * 32)
-    return Resources(shared + BARRIERS, sums + summing.registers + 32)
+    whole = flattened and config.EPILOGUE_SUBTILES == 1 and sums >= MANY_SUMS
+    spilled = problem.device.registers if whole and len(epilogue_tiles(problem)) > MOST_TILES else 0
+    return Resources(shared + BARRIERS, sums + summing.registers + 32 + spilled)
 
 
 @memoised
