@@ -43,10 +43,7 @@ def say_what_failed(
     what it foresees. Everything else is one. `unfit_with` gets a step, and why it cannot run. It says what is unusable for its
     problem: its configuration, and those of the next ones that cannot run either."""
     if isinstance(failure, KernelTooLarge | KernelSpills) and only.current() is None:
-        for step in _steps_of(failure.details["kernel"], work[1], units):
-            choice = _choice(step)
-            if choice is not None and not isinstance(step, Packing):
-                raise ConfigurationFailed(choice=choice, why=failure.text, found=unfit_with(step, failure.text)) from failure
+        _raise_unfit([failure, *failure.details.get("others", ())], work[1], units, unfit_with)
     if failures.is_strict(config):
         return
     found = [
@@ -55,6 +52,20 @@ def say_what_failed(
     ]
     if found:
         raise KernelsFailed(found) from failure
+
+
+def _raise_unfit(
+    found: Sequence[InternalError], plan: Schedule, units: UnitPlan, unfit_with: Callable[[Launch, str], tuple[Unusable, ...]]
+) -> None:
+    """Raises ConfigurationFailed for all kernels that do not fit and have a configuration: each alone would cost an attempt."""
+    unfit: list[Unusable] = []
+    for one in found:
+        steps = (step for step in _steps_of(one.details["kernel"], plan, units) if not isinstance(step, Packing))
+        step = next((step for step in steps if _choice(step) is not None), None)
+        if step is not None:
+            unfit += unfit_with(step, one.text)
+    if unfit:
+        raise ConfigurationFailed(choice=unfit[0].choice, why=unfit[0].why, found=tuple(unfit)) from found[0]
 
 
 def _broken_kernels(failure: InternalError, units: UnitPlan) -> dict[str, InternalError]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Hashable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 
@@ -43,13 +43,8 @@ def _with_fewer_templates(options: Options) -> Iterator[Options]:
 
 
 def _scheduled(given: ir.Graph, options: Options) -> Schedule:
-    graph = ir.own_copy(given)
-    if len(graph.nodes) > 1:  # else nobody reads what is made here
-        choose_orders(graph)
-    freeze_layouts(graph)
-    search = _Search(graph, options, transforms_for(graph))
-    for one in search.transforms:
-        one.prepare(graph, options)
+    transforms = transforms_for(given)
+    search = _Search(_prepared(given, options, transforms), options, transforms)
     with memoising(options.memo):
         found = search.run()
     plan = found.plan
@@ -58,6 +53,27 @@ def _scheduled(given: ir.Graph, options: Options) -> Schedule:
     for one in search.transforms:
         one.finish(found)
     return plan_memory(plan)
+
+
+def _prepared(given: ir.Graph, options: Options, transforms: tuple[Transform, ...]) -> ir.Graph:
+    """A copy of the graph as the first attempt finds it. Schedules with one memo have the same list of nodes: what is known
+    about that, such as the programs in it, took half of a further schedule's time to find out again."""
+    memo: dict[Hashable, object] = {} if options.memo is None else options.memo.known
+    key = "prepared", replace(options, oracle=None, memo=None)
+    graph = memo.get(key)
+    if not isinstance(graph, ir.Graph):
+        graph = memo[key] = _prepared_first(given, options, transforms)
+    return replace(ir.own_copy(graph), nodes=graph.nodes)
+
+
+def _prepared_first(given: ir.Graph, options: Options, transforms: tuple[Transform, ...]) -> ir.Graph:
+    graph = ir.own_copy(given)
+    if len(graph.nodes) > 1:  # else nobody reads what is made here
+        choose_orders(graph)
+    freeze_layouts(graph)
+    for one in transforms:
+        one.prepare(graph, options)
+    return graph
 
 
 @dataclass(slots=True)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import io
 import pickle
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Self
 
@@ -94,9 +94,13 @@ def compiled_launches(blueprint: Blueprint) -> CompiledLaunches:
     major, minor = capabilities[devices[0]]
     arch = 10 * major + minor
     kernels = triton.compile_kernels(blueprint.launches, arch)
-    check_spills(blueprint.launches, kernels, 1 if only.current() is None else WHERE_MEASURED)
+    found: list[KernelSpills | KernelTooLarge] = [
+        *_spilling(blueprint.launches, kernels, 1 if only.current() is None else WHERE_MEASURED)
+    ]
     for device in devices:
-        check_shared(kernels, torch_adapter.gpu_facts(torch.device("cuda", device))["shared"], f"cuda:{device}")
+        available = torch_adapter.gpu_facts(torch.device("cuda", device))["shared"]
+        found += _too_large(kernels, available, f"cuda:{device}")
+    _raise_first(found)
     return CompiledLaunches(tuple(kernels), tuple(devices), arch)
 
 
@@ -108,13 +112,28 @@ def _load_launches(blueprint: Blueprint) -> list[GpuKernel]:
 
 def check_spills(launches: Sequence[TritonKernel], kernels: Sequence[CompiledKernel], times: int = 1) -> None:
     """Raises KernelSpills for the first kernel with more spilled registers than `times` what its author puts up with."""
-    for launch, kernel in zip(launches, kernels, strict=True):
-        if launch.most_stack is not None and kernel.stack > times * launch.most_stack:
-            raise KernelSpills(kernel=kernel.name, stack=kernel.stack, most=times * launch.most_stack)
+    _raise_first(list(_spilling(launches, kernels, times)))
 
 
 def check_shared(kernels: Sequence[CompiledKernel], available: int, device: str) -> None:
     """Raises KernelTooLarge for the first kernel that needs more bytes of shared memory than a program can have."""
+    _raise_first(list(_too_large(kernels, available, device)))
+
+
+def _spilling(launches: Sequence[TritonKernel], kernels: Sequence[CompiledKernel], times: int) -> Iterator[KernelSpills]:
+    for launch, kernel in zip(launches, kernels, strict=True):
+        if launch.most_stack is not None and kernel.stack > times * launch.most_stack:
+            yield KernelSpills(kernel=kernel.name, stack=kernel.stack, most=times * launch.most_stack)
+
+
+def _too_large(kernels: Sequence[CompiledKernel], available: int, device: str) -> Iterator[KernelTooLarge]:
     for kernel in kernels:
         if kernel.shared > available:
-            raise KernelTooLarge(kernel=kernel.name, needed=kernel.shared, available=available, device=device)
+            yield KernelTooLarge(kernel=kernel.name, needed=kernel.shared, available=available, device=device)
+
+
+def _raise_first(found: Sequence[KernelSpills | KernelTooLarge]) -> None:
+    """The first one, which knows the `others`: the next attempt does without all of them."""
+    if found:
+        first, *others = found
+        raise type(first)(**first.details, others=tuple(others))

@@ -19,7 +19,7 @@ that these are never stored. What was rounded to 16 bits between two nodes is no
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, field, replace
 from functools import partial, reduce
 
@@ -197,13 +197,14 @@ def recognised(
     reader = Reader.of(graph)
     found: list[_Fitting] = []
     missed: dict[str, list[Miss]] = {}
+    steps = _Steps()
     calls: list[Recognised] = []
     for node in graph.nodes:
         meant = ir.meaning_of(node)
         if meant is not None and any(meant.operator == program.key for program in programs):
             calls += [Recognised(ir.outs(meant)[0], meant)] if takes(meant, ir.outs(meant)[0]) else []
         else:
-            found += [one for one in _fittings(graph, reader, node, programs, missed) if takes(one.operation, one.out)]
+            found += [one for one in _fittings(steps, (graph, reader), node, programs, missed) if takes(one.operation, one.out)]
     made = _standing(found)
     if near is not None:
         standing = {one.out for one in made}
@@ -212,12 +213,13 @@ def recognised(
 
 
 def _fittings(
-    graph: ir.Graph, reader: Reader, node: ir.Node, programs: Iterable[Program], missed: dict[str, list[Miss]]
+    steps: _Steps, where: tuple[ir.Graph, Reader], node: ir.Node, programs: Iterable[Program], missed: dict[str, list[Miss]]
 ) -> Iterator[_Fitting]:
     """The programs that may take the place of one node, by preference. Where it is a contraction, it notes what is missing."""
+    graph, reader = where
     misses = missed.setdefault(node.out, []) if ir.is_contraction(node) else []
     for program in programs:
-        search = _Search(graph, reader, program, misses)
+        search = _Search(graph, reader, program, misses, steps)
         for end in ends_of(graph, reader, node, program):
             yield from _in_place(search, end)
 
@@ -397,6 +399,40 @@ class _Match:
 
 
 @dataclass(frozen=True, slots=True)
+class _Steps:
+    """What one step of a search makes of a contraction, whatever was found before it: searches for programs with two steps in
+    front of the last one come by the same contraction in many ways."""
+
+    apart: dict[int, tuple[ir.Contraction, ir.Contraction]] = field(default_factory=dict)
+    moved: dict[Hashable, tuple[ir.Contraction, list[Value]]] = field(default_factory=dict)
+    functions: dict[tuple[Value, Value, Value], Value] = field(default_factory=dict)
+
+    def with_factors_apart(self, node: ir.Contraction) -> ir.Contraction:
+        """`_with_factors_apart`; the first of a pair keeps its address from being another node's."""
+        found = self.apart.get(id(node))
+        if found is None:
+            found = self.apart[id(node)] = node, _with_factors_apart(node)
+        return found[1]
+
+    def factors(self, node: ir.Contraction, mapping: Mapping[Atom, Expr]) -> list[Value]:
+        """The factors of a contraction with other indices in the place of its loops."""
+        key = id(node), tuple(mapping.items())
+        found = self.moved.get(key)
+        if found is None:
+            found = self.moved[key] = node, vs.substitute_all([node.lhs, node.rhs], mapping)
+        return found[1]
+
+    def function(self, value: Value, load: Value, made: Value) -> Value:
+        """A value as a function of what is loaded."""
+        key = value, load, made
+        found = self.functions.get(key)
+        if found is None:
+            [found] = vs.replace_loads([value], lambda one: made if one is load else None)
+            self.functions[key] = found
+        return found
+
+
+@dataclass(frozen=True, slots=True)
 class _Search:
     """Goes backwards along the steps of one program. `misses` say where it went no further."""
 
@@ -404,6 +440,7 @@ class _Search:
     reader: Reader
     program: Program
     misses: list[Miss]
+    steps: _Steps
 
     def shared(self, match: _Match, operation: ir.Operation) -> tuple[Shared, ...]:
         """The second results of steps that others read, of which the operation needs nothing."""
@@ -440,7 +477,7 @@ class _Search:
     ) -> Iterator[_Match]:
         """A step that a node computes, whose loops are given by those of the last one, with its factors in either order. Where
         there is a `guard`, elements are read that do not exist without it."""
-        values = [_guarded(one, guard) for one in vs.substitute_all([node.lhs, node.rhs], mapping)]
+        values = [_guarded(one, guard) for one in self.steps.factors(node, mapping)]
         for left, right in map(partial(self._with_number_inside, step, node), (values, values[::-1])):
             for found in self._factor(step.left, left, node, step, match):
                 yield from self._factor(step.right, right, node, step, found)
@@ -533,14 +570,14 @@ class _Search:
         known = match.elements.get(step.name)
         if known is not None and known is not load:  # another step has read another element of it
             return
-        node = _with_factors_apart(node)
+        node = self.steps.with_factors_apart(node)
         mapping: dict[Atom, Expr] = dict(zip(node.out_vars, load.attr[1], strict=True))
         made = vs.step_result(step.name, load.dtype)
         made = vs.where(load.args[0], made, vs.const(0, made.dtype)) if load.args else made
         for factor, op in ((node.scale, "mul"), (node.addend, "add")):
             if factor is not None:
                 made = vs.call(op, made, vs.cast(vs.substitute(factor, mapping), made.dtype))
-        [function] = vs.replace_loads([value], lambda one: made if one is load else None)
+        function = self.steps.function(value, load, made)
         if any(one.attr[0] == node.out for one in vs.loads([function])):  # it reads other elements as well
             self.misses.append(Miss(self.reader, match.end, match.reached + 2, reason=Reason.INDEX_MISMATCH, blocker=node))
             return

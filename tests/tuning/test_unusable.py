@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
@@ -13,12 +14,16 @@ import torch
 import kgen
 from kgen import errors, only, pipeline
 from kgen.commands.explain import watching
+from kgen.config import from_call
 from kgen.device import Gpu, gpu_from
+from kgen.failed_kernels import say_what_failed
 from kgen.host.compiled import Blueprint, HostGraph, check_shared, check_spills
 from kgen.host.interpret import Interpreted
-from kgen.ir.plan import members
+from kgen.ir.plan import Choice, Kernel, members
+from kgen.unusable import Unusable
 from kgen.verdict import Outcome, Reason
 
+KERNEL = Kernel("k", (), (), 1, (), (), (), "triton")
 OPTIONS = {"gpu_interpreter": True, "cache": False, "strict": False}
 
 
@@ -124,6 +129,28 @@ def test_what_a_program_may_not_have() -> None:
     check_shared(kernels[:1], 232_448, "a GPU")
     with pytest.raises(errors.KernelTooLarge, match="k1 needs 232449 bytes of shared memory; a program has 232448 on a GPU"):
         check_shared(kernels, 232_448, "a GPU")
+
+
+def test_kernels_that_do_not_fit_cost_one_attempt_together() -> None:
+    """Who raises for the first of them names the others, and all of their configurations are left out."""
+    found: Any = [SimpleNamespace(name=f"k{k}", shared=shared) for k, shared in enumerate((232_449, 100, 300_000))]
+    with pytest.raises(errors.KernelTooLarge, match="k0") as raised:
+        check_shared(found, 232_448, "a GPU")
+    [other] = raised.value.details["others"]
+    assert other.details["kernel"] == "k2"
+    choices = [Choice("t", (("STAGES", k),)) for k in range(3)]
+    steps = [replace(KERNEL, name=f"k{k}", choice=choice) for k, choice in enumerate(choices)]
+    units: Any = SimpleNamespace(calls={one.name: SimpleNamespace(symbol=one.name) for one in steps})
+    plan: Any = SimpleNamespace(kernels=steps, packings=[])
+
+    def unfit_with(step: Any, why: str) -> tuple[Unusable, ...]:
+        return (Unusable(step.choice, why, compiled=True),)
+
+    with pytest.raises(errors.ConfigurationFailed) as failed:
+        say_what_failed(
+            raised.value, (torch.fx.GraphModule({}, torch.fx.Graph()), plan), units, from_call(None, {}), unfit_with
+        )
+    assert [one.choice for one in failed.value.details["found"]] == [choices[0], choices[2]]
 
 
 def test_a_gpu_by_its_properties() -> None:

@@ -44,6 +44,9 @@ WIDE = {
 }  # fmt: skip
 # How much longer exact matmuls of float32 numbers take: these pass through registers, which do not last for such tiles.
 SPILLED = 10.0
+# Tiles that an epilogue may read and write at once beside so many accumulators of a thread, where the loop over tiles is
+# flattened: with 5, ptxas of Triton 3.6 spills 424 bytes and more on sm_90, with 4 at most 224.
+MOST_TILES, MANY_SUMS = 4, 128
 # Bytes of shared memory that synchronise the stages, and what is lost to alignment.
 BARRIERS = 1024
 
@@ -74,7 +77,8 @@ def resources(problem: Problem, config: Config) -> Resources:
     # an accumulator as it is, in 16 bits, goes through a part of it at a time
     if config.EPILOGUE_SUBTILES == 1 and others == 2 * area:
         others = others * config.WARPS // 16
-    staged = read + written + others
+    columns = config.BLOCK_N // config.EPILOGUE_SUBTILES
+    staged = read + written + max(others, bytes_of_folds(problem) * columns * config.WARPS)
     flattened = config.get("FLATTEN")
     if flattened is None:
         kept = copied and config.EPILOGUE_SUBTILES == 1 and _stored_as_it_is(problem)
@@ -82,7 +86,9 @@ def resources(problem: Problem, config: Config) -> Resources:
     else:
         shared = tiles + staged if flattened else max(tiles + written, staged)
     sums = count * config.BLOCK_M * config.BLOCK_N // (config.WARPS * 32)
-    return Resources(shared + BARRIERS, sums + summing.registers + 32)
+    whole = flattened and config.EPILOGUE_SUBTILES == 1 and sums >= MANY_SUMS
+    spilled = problem.device.registers if whole and len(epilogue_tiles(problem)) > MOST_TILES else 0
+    return Resources(shared + BARRIERS, sums + summing.registers + 32 + spilled)
 
 
 @memoised
@@ -107,6 +113,14 @@ def staged_bytes(problem: Problem, engine: bool) -> tuple[int, int, int]:
     others = [size for size, boxed, _ in tiles if not (engine and boxed)]
     read, stored = (sum(size for size, written in moved if written is way) for way in (False, True))
     return read, stored, max(others, default=0)
+
+
+@memoised
+def bytes_of_folds(problem: Problem) -> int:
+    """Shared memory of each column and warp where warps join what they have of a tile's columns: of the reductions, one after
+    the other, the largest. A Welford reduction has a count beside its results."""
+    folds = [s for s in problem.epilogue if s.kind == "partial" and problem.part(s).axis == "m"]
+    return max((4 * (len(s.outs) + (s.op == "welford")) for s in folds), default=0)
 
 
 @memoised

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import re
 import subprocess
 import tempfile
@@ -17,6 +18,7 @@ from slow import slow_but
 from torch import Tensor
 
 from kgen.build import triton
+from kgen.device import Device
 from kgen.templates.contract import Config
 
 h, bf = torch.float16, torch.bfloat16
@@ -331,6 +333,38 @@ def test_fits(name: str, template: str) -> None:
         (found,) = triton.compile_kernels(made.matmuls, 90)
         assert found.shared <= made.needs[0].shared, made.configs
         assert found.stack == 0
+
+
+def variances(x: Tensor, w: Tensor) -> tuple[Tensor, ...]:
+    """A batch normalisation's first pass over a 1 x 1 convolution."""
+    y = x @ w
+    return y, *torch.var_mean(y.float(), 0, correction=0)
+
+
+@pytest.mark.ptx
+@pytest.mark.parametrize("template", TEMPLATES)
+def test_folds_of_columns_fit(template: str) -> None:
+    """Warps join what they have of a column while stages and stores keep their places."""
+    args = r(1568, 512, dtype=bf), r(512, 2048, dtype=bf)
+    with forced(template, lambda configs: [c for c in configs if c.WARPS == 4 and c.STAGES > 3][:1], runs=False) as made:
+        compiled(variances, *args)
+    (found,) = triton.compile_kernels(made.matmuls, 90)
+    assert found.shared <= made.needs[0].shared, made.configs
+
+
+@pytest.mark.parametrize("count", [3, 4])
+def test_epilogues_of_many_tiles_get_parts(count: int) -> None:
+    """With whole accumulators of 128 a thread there are no registers for five tiles, the stored one included."""
+    x, w = r(6272, 256, dtype=bf), r(256, 1024, dtype=bf)
+
+    def scaled(x: Tensor, w: Tensor, *tiles: Tensor) -> Tensor:
+        return functools.reduce(torch.mul, tiles, x @ w)
+
+    with forced("triton_matmul_persistent", list, runs=False) as made:
+        compiled(scaled, x, w, *[r(6272, 1024 + k, dtype=bf)[:, :1024] for k in range(count)])
+    rows = zip(made.configs, made.needs, strict=True)
+    whole = {needs.registers > Device("cuda").registers for c, needs in rows if c.WARPS == 4 and c.EPILOGUE_SUBTILES == 1}
+    assert whole == {count == 4}
 
 
 @pytest.mark.ptx
