@@ -8,6 +8,7 @@ from __future__ import annotations
 import math
 from collections.abc import Hashable, Iterator, Sequence
 
+from kgen.cost.atomics import atomics_seconds
 from kgen.device import ADDITIONS, L2_RATE
 from kgen.ir import index as ix
 from kgen.ir import nodes as ir
@@ -103,7 +104,12 @@ def seconds(problem: Problem, config: Config) -> float:
     """The time of one kernel: the template's own estimate, or the roofline's."""
     own = problem.template.author.seconds(problem, config)
     joining = _joining_seconds(problem) if problem.reduces_tiles and not problem.whole else 0.0
-    return joining + (roofline(problem) if own is None else own)
+    return max(joining + (roofline(problem) if own is None else own), _updating_seconds(problem))
+
+
+@memoised_at_sizes
+def _updating_seconds(problem: Problem) -> float:
+    return atomics_seconds(problem.kernel, problem.graph, problem.device)
 
 
 def _joining_seconds(problem: Problem) -> float:
@@ -415,7 +421,8 @@ def scatter_seconds(problem: Problem) -> float:
     made = {o for s in problem.kernel.statements for o in s.outs}
     read = {load.attr[0] for s in problem.scatters for load in vs.loads(s.roots)} - made
     moved = sum(problem.sizes.bytes(problem.graph.buffers[name]) for name in {*read, *(s.outs[0] for s in problem.scatters)})
-    return moved / (problem.device.bandwidth * STREAM_RATE) + LAUNCH[problem.device.kind]
+    streaming = moved / (problem.device.bandwidth * STREAM_RATE)
+    return max(streaming, atomics_seconds(problem.kernel, problem.graph, problem.device)) + LAUNCH[problem.device.kind]
 
 
 def cut_seconds(problem: Problem, parts: int, tile: int) -> float:
