@@ -21,6 +21,8 @@ from kgen.templates.triton.codegen.tma_layout import tiles_read, tma_layout
 
 # Seconds: a launch with what stands idle at either end; starting a program; from asking for a stage until it is there.
 LAUNCH, START, LATENCY = 1.4e-6, 0.35e-6, 0.85e-6
+# Until each warp has its part, and the barriers between them are there (H100, 2026-11-26, bench.regret: 79 kernels).
+PARTING = 0.6e-6
 # The same of bytes that come from the memory behind the L2 cache to a program that asks for many at a time (H100, 2026-11-26,
 # bench.regret: sums of 14336 terms on 32 to 128 programs).
 ARRIVING = 1.5e-6
@@ -41,6 +43,9 @@ TURN, PART, FOLD, FOLDED = 0.05e-6, 0.02e-6, 0.15e-6, 256
 # How much longer tiles take in one loop whose epilogue reads rows within bounds, by pointers: seen are 1.3, 1.6, and 6.5 (H100,
 # 2026-11-26, bench.regret: ViT's and Whisper's gradients of GELU, ResNet-50's last residual).
 MASKED = 1.5
+# And where operands are computed, whose times scatter most (standard deviation of the logarithm .36 to .48): what is a tie is
+# better read from memory.
+DOUBTFUL = 1.06
 # The same of programs that keep an operand: a reduction of full rows, and a number that an epilogue reads for each of its own.
 FOLD_BESIDE, READ_BESIDE, NEXT = 1.15e-6, 50e-12, 0.35
 # Shared memory and registers of an SM, and bytes that the system takes from each program.
@@ -158,7 +163,9 @@ def seconds(problem: Problem, config: Config, shared: int, registers: int) -> fl
     arriving = _operand_bytes(problem) * ARRIVING / on_their_way if on_their_way else 0.0
     streaming = max(_streaming(problem, waves / together) * _in_runs(problem, config), arriving)
     busy *= MASKED if _reads_in_bounds(problem, config) else 1.0
-    return LAUNCH + max(busy, streaming) + APART * min(busy, streaming) + START
+    busy *= DOUBTFUL if any(one.load is None for one in problem.inputs.values()) else 1.0
+    parting = PARTING if _has_parts(config) else 0.0
+    return LAUNCH + parting + max(busy, streaming) + APART * min(busy, streaming) + START
 
 
 def streamed(problem: Problem, config: Config) -> float:
@@ -270,6 +277,11 @@ def tile_of(problem: Problem, config: Config, together: int = 1, load: Load = Lo
     return Tile(steps * step, step, work + read * share, stores, work, bare)
 
 
+def _has_parts(config: Config) -> bool:
+    """Whether the warps of a program have parts of their own, and registers that were handed out to them."""
+    return config.get("COOPERATIVE") is not None
+
+
 def _reads_in_bounds(problem: Problem, config: Config) -> bool:
     """Whether an epilogue in a loop over tiles reads, by pointers, rows of which some may not exist."""
     by_pointers = config.get("FLATTEN") and config.get("TMA_EPILOGUE") is False
@@ -281,7 +293,7 @@ def _is_crowded(problem: Problem, config: Config) -> bool:
     if config.get("PREFETCH") and problem.reduces_tiles:
         return True
     area, threads = config.BLOCK_M * config.BLOCK_N, config.WARPS * 32
-    ragged = _folds(problem) and problem.size("n") < config.BLOCK_N and config.get("COOPERATIVE") is None
+    ragged = _folds(problem) and problem.size("n") < config.BLOCK_N and not _has_parts(config)
     if ragged and 2 * area >= MOST_NUMBERS * threads:
         return True
     parts = area // config.get("EPILOGUE_SUBTILES", 1)

@@ -47,7 +47,7 @@ def order_of_dots(problem: Problem, config: Config) -> Hashable:
 
 # How much longer than its estimate it takes to ask for every tile of many rows by pointers (H100, 2026-11-24, bench.regret:
 # geomean of 131 configurations).
-BY_POINTERS = 1.03
+BY_POINTERS = 1.05
 # And how much longer tiles of fewer rows take that compute an operand, of matrices that have more: they multiply out of
 # registers, and operands pass through shared memory on their way there (H100, 2026-11-26, bench.regret: 26 times of gradients
 # between batch norms, 1.1 to 2.9).

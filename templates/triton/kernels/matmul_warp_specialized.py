@@ -29,9 +29,7 @@ TURNED = 2048
 # The same, of each warp, on the way from a matmul to its rows.
 IN_ROWS = 4224
 # What is left of a kernel's time when no warp that multiplies works out addresses or waits for copies to be asked for.
-GAIN = 0.96
-# Seconds until each warp has its part, and the barriers between them are there (H100, 2026-11-26, bench.regret: 79 kernels).
-PARTING = 0.6e-6
+GAIN = 0.95
 # Of that where rows are stored by pointers, which one warp group does while the other one multiplies.
 STORING_IN_TURN = 0.85
 # And where an operand is summed, too: the tiles that take longer hold up warp groups that take turns.
@@ -245,7 +243,7 @@ class WarpSpecializedMatmul(DotTemplate):
         per_group = Config(tuple((name, own if name == "STAGES" else value) for name, value in config.values))
         gain = GAIN * SUMMING if problem.operand_reductions else GAIN
         gain *= STORING_IN_TURN if config.PROGRAMS > 1 and stores_by_pointers(problem) else 1
-        return estimate.seconds(problem, per_group, shared, self.REGISTERS // config.PROGRAMS) * gain + PARTING
+        return estimate.seconds(problem, per_group, shared, self.REGISTERS // config.PROGRAMS) * gain
 
     def facts(self, problems: Sequence[Problem], config: Config) -> Facts:
         problem, groups = problems[0], config.PROGRAMS
