@@ -597,11 +597,17 @@ class Problem:
         return len(self.epilogue) > len(self.members)
 
     def bytes_read(self, name: str) -> int:
-        """Bytes of the buffers from which an operand is made, each counted once; of rows that data choose, only these."""
+        """Bytes of the buffers from which an operand is made, each counted once; of rows of which data or strides choose some,
+        only these."""
         total = sum(self.sizes.bytes(self.graph.buffers[b]) for b in self._read(name))
-        load = self.inputs[name].load
-        chosen = load is not None and any(isinstance(atom, ix.Indirect) for atom in ix.free_atoms(load.attr[1][0]))
-        return min(total, self.bytes_of_operand(name)) if chosen else total
+        rows = self._rows_read(name)
+        return min(total, rows * self.bytes_of_operand(name)) if rows else total
+
+    @memoised
+    def _rows_read(self, name: str) -> int:
+        """How many arrays an operand is, of which each is one load of rows: of neighbours in memory, or chosen by data."""
+        values = {member[name].value: member[name] for member in self.members}
+        return len(values) if all(map(_reads_rows, values.values())) else 0
 
     @memoised
     def _read(self, name: str) -> set[str]:
@@ -620,6 +626,15 @@ class Problem:
         """Bytes that the epilogue writes."""
         written = {o for s in self.epilogue for o, kept in zip(s.outs, s.stored, strict=True) if kept}
         return sum(self.sizes.bytes(self.graph.buffers[b]) for b in written)
+
+
+def _reads_rows(one: Input) -> bool:
+    """Whether an operand is one load of neighbours in memory, or of what data choose."""
+    if one.load is None:
+        return False
+    index = one.load.attr[1][0]
+    chosen = any(isinstance(atom, ix.Indirect) for atom in ix.free_atoms(index))
+    return chosen or any(ix.stride_of(index, v) == 1 for own in one.loops.values() for v in own)
 
 
 def _summed(program: Program, step: Contract | Elementwise) -> str | None:

@@ -8,13 +8,14 @@ from __future__ import annotations
 import math
 from collections.abc import Hashable, Iterator, Sequence
 
-from kgen.device import L2_RATE
+from kgen.cost.atomics import atomics_seconds
+from kgen.device import ADDITIONS, L2_RATE
 from kgen.ir import index as ix
 from kgen.ir import nodes as ir
 from kgen.ir import values as vs
 from kgen.ir.program import Elementwise, Program, Softmax
 from kgen.templates.contract import Config
-from kgen.templates.problem import Input, Problem
+from kgen.templates.problem import Input, Problem, memoised_at_sizes
 from kgen.unusable import usable
 
 # A launch, or waking the threads, with what it leaves idle at either end.
@@ -50,19 +51,30 @@ DOUBT = {"computed": 1.3, "reduced": 1.2, "few": 1.15, "epilogue": 1.15, "plain"
 FEW, HEAVY, SHORT = 32, 12, 20e-6
 # And of problems of any length, where such an epilogue reads as much as the library's result: their residuals do not average
 # out (gradients of GELU .97 to 1.24, of SwiGLU 1.27).
-DOUBT_OF_READING = 1.13
+DOUBT_OF_READING = 1.08
 # And of windows that overlap, whose residuals have the same cause for problems of one kind (H100, 2026-11-26, bench.regret).
-DOUBT_OF_WINDOWS = 1.08
+DOUBT_OF_WINDOWS = 1.0
 # Seconds that a library's convolution takes beyond the matmul that it is, and what is left of its rate where the
 # channels of a tap are no whole load of so many bytes, which its matrix units want (H100, 2026-11-24, bench.regret).
 CONVOLUTION, NARROW_SHARE, LOAD = 3e-6, 0.03, 16
 # What is left of it on windows that templates' estimates were compared with: patches that do not overlap.
 PATCH_SHARE = 0.4
+# Channels of its tiles.
+CHANNELS = 128
+# Tiles of its matmuls, and their shares of the rate; and how much faster SMs are where few have one (H100, 2026-11-26,
+# bench.regret: weight gradients, projections of short sequences).
+LIBRARY_TILES, FASTER, LONGEST_IDLE = {(128, 128): 1.0, (128, 64): 0.85, (64, 64): 0.7}, 1.2, 1.25
+# Seconds of a library's matmul for each term of its sums, where there is little else to do, and the longest sum that it does
+# not split then (H100, 2026-11-26, bench.regret: classifiers, projections of few tokens).
+TERM, UNSPLIT = 2.5e-9, 1280
 # Seconds that it takes to add up the parts of a sum that the library cuts, for want of tiles, when it is so long.
 CUT_SUM, LONG_SUM = 8e-6, 4096
 # Seconds of what a tile of the library's matmuls goes through afterwards where one call does that too, and the points of such
 # a tile; matmuls of the next tiles hide all but so many of these.
 FUSED_TAIL, FUSED_TILE, FUSED_TAILS = 1.5e-6, 128 * 256, 5
+# What functions cost in separate kernels beyond the additions that they count for elsewhere: kernels of GELU take 62 us on an
+# H100 and 65 us on an H200, whose memory is half as fast again (2026-11-26, bench.regret).
+FUNCTIONS = {"erf": 45, "log1p": 25}
 # Seconds from the end of a kernel's first programs to that of its last ones, when another one waits for it.
 DRAIN = 2e-6
 # Sums that one program of a GPU makes, column by column.
@@ -91,8 +103,22 @@ def order(problem: Problem, config: Config) -> Hashable:
 def seconds(problem: Problem, config: Config) -> float:
     """The time of one kernel: the template's own estimate, or the roofline's."""
     own = problem.template.author.seconds(problem, config)
-    joining = LAUNCH[problem.device.kind] if problem.reduces_tiles and not problem.whole else 0.0
-    return joining + (roofline(problem) if own is None else own)
+    joining = _joining_seconds(problem) if problem.reduces_tiles and not problem.whole else 0.0
+    return max(joining + (roofline(problem) if own is None else own), _updating_seconds(problem))
+
+
+@memoised_at_sizes
+def _updating_seconds(problem: Problem) -> float:
+    return atomics_seconds(problem.kernel, problem.graph, problem.device)
+
+
+def _joining_seconds(problem: Problem) -> float:
+    """The time of the kernel that joins the parts of reductions on tiles. On a GPU it waits for the last tiles, and finds what
+    they stored in the L2 cache."""
+    device = problem.device
+    if device.kind != "cuda":
+        return LAUNCH[device.kind]
+    return LAUNCH[device.kind] + DRAIN + problem.stored_bytes / (2 * device.bandwidth * STREAM_RATE)
 
 
 def grouped_seconds(problems: Sequence[Problem], config: Config, alone: Sequence[float] = ()) -> float:
@@ -111,12 +137,27 @@ def grouped_seconds(problems: Sequence[Problem], config: Config, alone: Sequence
     waves = [problem.sizes.of(count) / problem.device.compute_units for problem, count in zip(problems, counts, strict=True)]
     busy = sum((own - launch) * wave / max(1, math.ceil(wave)) for own, wave in zip(each, waves, strict=True))
     total = sum(waves)
-    return max(*each, launch + busy * (math.ceil(total) / total if total else 1))  # no less than the longest of them alone
+    moving = sum(min(own - launch, _moving(problem)) for own, problem in zip(each, problems, strict=True))
+    return max(_last_end(each, waves), launch + max(moving, busy * (math.ceil(total) / total if total else 1)))
 
 
 def traffic(problem: Problem) -> int:
     """Bytes that the fused kernel has to move."""
     return sum(problem.bytes_read(name) for name in problem.inputs) + problem.epilogue_bytes
+
+
+def _last_end(each: Sequence[float], waves: Sequence[float]) -> float:
+    """When the last of several problems ends: each begins when the programs of those before it leave SMs free."""
+    ends, begun, busy = [0.0], 0.0, 0.0
+    for own, wave in zip(each, waves, strict=True):
+        ends.append(own + (math.floor(begun) * busy / begun if begun else 0.0))
+        begun, busy = begun + wave, busy + own * wave / max(1, math.ceil(wave))
+    return max(ends)
+
+
+def _moving(problem: Problem) -> float:
+    """Seconds of a kernel's memory traffic, with what does not happen during it: no other kernel's programs save these."""
+    return traffic(problem) / problem.device.bandwidth * (1 + 2 * APART)
 
 
 def roofline(problem: Problem) -> float:
@@ -134,7 +175,7 @@ def vendor_seconds(problem: Problem) -> float:
     if problem.device.kind != "cuda":
         return total
     least = DOUBT_OF_READING if _is_heavy(problem) and _reads_much(problem) else 1.0
-    if _windowed(problem) and not _reads_patches(problem) and not _is_narrow(problem):
+    if _windowed(problem) and _overlaps(problem) and not _reads_patches(problem) and not _is_narrow(problem):
         least = max(least, DOUBT_OF_WINDOWS)
     return total / max(least, 1 + (doubt(problem) - 1) * min(1.0, SHORT / total))
 
@@ -168,27 +209,63 @@ def apart_seconds(problem: Problem) -> float:
     stream = device.bandwidth * STREAM_RATE
     program = problem.template.implements.program
     if program is None:
-        moved = sum(_bytes_of(problem, name) for name in problem.inputs) + result
+        moved = sum(_bytes_found(problem, name) for name in problem.inputs) + result
         total = count * (_call(problem, moved / stream) + LAUNCH[device.kind])
     else:
         total = program_seconds(problem, program)
-    total += CONVOLUTION if device.kind == "cuda" and _windowed(problem) else 0.0
+    total += CONVOLUTION if device.kind == "cuda" and _windowed(problem) and _is_reordered(problem) else 0.0
     if problem.has_fused_call and not (device.kind == "cuda" and _windowed(problem)):  # those run only where they are measured
         total += _fused_seconds(problem, stream)
     elif problem.finishing:  # the results are written, and read again, from caches where these hold them
         again = count * _past_caches(problem, result) if device.kind == "cuda" else 0
-        total += (again + problem.epilogue_bytes) / stream + LAUNCH[device.kind]
+        joined = _bytes_joined(problem) if device.kind == "cuda" else 0
+        total += max((again + problem.epilogue_bytes - joined) / stream, _adding(problem))
+        total += 0.0 if joined else LAUNCH[device.kind]
     for name, read in problem.inputs.items():
-        if read.load is None or read.unscaled or _is_looked_up(read.load) or _is_merged(problem, name):
+        if _is_stored(problem, name):
             total += _storing_seconds(problem, name, stream) / max(1, read.unscaled)
-        elif _is_copied(problem, read) and not _is_made_by_kernel(problem, read.load.attr[0]):
+        elif read.load is not None and _is_copied(problem, read) and not _is_made_by_kernel(problem, read.load.attr[0]):
             total += _storing_seconds(problem, name, stream)
     return total + sums_seconds(problem)
 
 
+@memoised_at_sizes
+def _bytes_joined(problem: Problem) -> int:
+    """Bytes of results that separate kernels would not store, for the kernel of a reduction that reads them makes them as it
+    goes: a residual's sum in front of a norm."""
+    reduced = {name for node in problem.graph.nodes if isinstance(node, ir.Reduction) for name in ir.reads(node)}
+    stored = {o for s in problem.epilogue for o, kept in zip(s.outs, s.stored, strict=True) if kept and s.kind != "partial"}
+    found = (stored & reduced) - ir.visible(problem.graph)
+    return sum(problem.sizes.bytes(problem.graph.buffers[name]) for name in sorted(found))
+
+
+def _adding(problem: Problem) -> float:
+    """Seconds of what a GPU's separate kernel computes of each element."""
+    if problem.device.kind != "cuda":
+        return 0.0
+    roots = [root for s in problem.epilogue for root in s.roots]
+    each = vs.total_cost(roots) + sum(FUNCTIONS.get(value.op, 0) for value in vs.topological(roots))
+    elements = problem.size_of_result // problem.main_dtype.itemsize
+    return each * elements / (ADDITIONS * problem.device.compute_units)
+
+
 def _storing_seconds(problem: Problem, name: str, stream: float) -> float:
     """The time of a kernel that reads an operand, and stores it as the library takes it."""
-    return (problem.bytes_read(name) + problem.bytes_of_operand(name)) / stream + LAUNCH[problem.device.kind]
+    return (problem.bytes_read(name) + _bytes_of(problem, name)) / stream + LAUNCH[problem.device.kind]
+
+
+def _is_stored(problem: Problem, name: str) -> bool:
+    """Whether a separate kernel has to make what the library reads. Padding is a library's own."""
+    read = problem.inputs[name]
+    if _windowed(problem) and read.bounded_load is not None:
+        return False
+    return read.load is None or read.unscaled > 0 or _is_looked_up(read.load) or _is_merged(problem, name)
+
+
+def _bytes_found(problem: Problem, name: str) -> int:
+    """Bytes of an operand that a library's call has to read from memory: a GPU's caches have what was stored just before."""
+    moved = _bytes_of(problem, name)
+    return _past_caches(problem, moved) if problem.device.kind == "cuda" and _is_stored(problem, name) else moved
 
 
 def _is_copied(problem: Problem, read: Input) -> bool:
@@ -261,7 +338,9 @@ def _elementwise_seconds(problem: Problem, step: Elementwise) -> float:
 
 def _past_caches(problem: Problem, moved: int) -> int:
     """Bytes of a result that no cache has any more when the next kernel reads it."""
-    return 0 if moved <= (L2_RESULT if problem.device.kind == "cuda" else CACHED) else moved
+    if problem.device.kind == "cuda":
+        return int(moved * min(1.0, max(0.0, moved / L2_RESULT - 1) / 2))
+    return 0 if moved <= CACHED else moved
 
 
 def _slot_bytes(problem: Problem) -> int:
@@ -299,6 +378,16 @@ def _reads_patches(problem: Problem) -> bool:
     )  # fmt: skip
 
 
+def _overlaps(problem: Problem) -> bool:
+    """Whether a library's convolution reads windows of more than one tap."""
+    return any(problem.bytes_of_operand(name) > problem.bytes_read(name) for name in problem.inputs)
+
+
+def _is_reordered(problem: Problem) -> bool:
+    """Whether a library's convolution is more than the matmul that it is: of several taps, or of channels that are padded."""
+    return _overlaps(problem) or _alignment(problem) < LOAD
+
+
 def _is_narrow(problem: Problem) -> bool:
     """Whether windows of a library's operand have so few channels that its matrix units do not multiply them as they are."""
     node = problem.contraction
@@ -332,7 +421,8 @@ def scatter_seconds(problem: Problem) -> float:
     made = {o for s in problem.kernel.statements for o in s.outs}
     read = {load.attr[0] for s in problem.scatters for load in vs.loads(s.roots)} - made
     moved = sum(problem.sizes.bytes(problem.graph.buffers[name]) for name in {*read, *(s.outs[0] for s in problem.scatters)})
-    return moved / (problem.device.bandwidth * STREAM_RATE) + LAUNCH[problem.device.kind]
+    streaming = moved / (problem.device.bandwidth * STREAM_RATE)
+    return max(streaming, atomics_seconds(problem.kernel, problem.graph, problem.device)) + LAUNCH[problem.device.kind]
 
 
 def cut_seconds(problem: Problem, parts: int, tile: int) -> float:
@@ -358,8 +448,11 @@ def _call(problem: Problem, streaming: float) -> float:
         share *= NARROW_SHARE if _is_narrow(problem) else PATCH_SHARE if _reads_patches(problem) else 1.0
         share *= ALIGNED_SHARE[aligned] * (BYTE_SHARE if problem.main_dtype.itemsize == 1 else 1.0)
         streaming /= STREAMED_SHARE[aligned] * (SHORT_SHARE if aligned < LOAD and _has_short_rows(problem) else 1.0)
-        compute = problem.flops / len(problem.members) / problem.rate / share
         batch, extents = _result_sizes(problem)
+        compute = problem.flops / len(problem.members) / problem.rate / share * _padded(problem, extents)
+        compute *= _idle(problem, math.prod(batch), extents)
+        reduced = problem.flops / len(problem.members) / 2 / math.prod((*batch, *extents))
+        compute = max(compute, TERM * min(reduced, UNSPLIT))
         tiles = math.prod((*batch, *(math.ceil(n / 128) for n in extents)))
         cut = (
             extents[0] > 16
@@ -374,6 +467,23 @@ def _call(problem: Problem, streaming: float) -> float:
     if min(extents) == 1 or largest < CACHED:
         return max(compute, streaming)
     return compute + streaming * PACKING
+
+
+def _idle(problem: Problem, batch: int, extents: list[int]) -> float:
+    """How much longer a library's matmul takes whose tiles are fewer than SMs, of which the others are faster then; no longer
+    than where it cuts sums instead."""
+    shares = []
+    for (rows, columns), share in LIBRARY_TILES.items():
+        tiles = batch * math.ceil(extents[0] / rows) * math.ceil(extents[-1] / columns)
+        shares.append(share * min(1.0, FASTER * tiles / problem.device.compute_units))
+    return min(LONGEST_IDLE, 1 / max(shares))
+
+
+def _padded(problem: Problem, extents: list[int]) -> float:
+    """How much more a library's convolution multiplies than it has to: its tiles have full columns of channels."""
+    if not _overlaps(problem) or not _windowed(problem) or _is_narrow(problem):
+        return 1.0
+    return math.prod(math.ceil(n / CHANNELS) * CHANNELS / n for n in extents)
 
 
 def _result_sizes(problem: Problem) -> tuple[list[int], list[int]]:

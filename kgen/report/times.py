@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from kgen.cost import model
+from kgen.cost.atomics import atomics_seconds
 from kgen.device import Device
 from kgen.ir.plan import Config, Kernel, Launch, Schedule, members
 from kgen.report.traffic import kernel_traffic
@@ -27,11 +28,12 @@ def kernel_times(kernel: Launch, plan: Schedule, options: Options) -> Times:
     device = _device(kernel, plan, options)
     moving = kernel_traffic(kernel, plan).total / device.bandwidth
     launch = model.LAUNCH[device.kind]
+    updating = sum(atomics_seconds(one, plan.graph, device) for one in members(kernel))
     parts = [_template_times(one, plan, device) for one in members(kernel) if one.contracts and one.choice is not None]
     if not parts:
-        return Times(moving / model.STREAM_RATE + launch, moving)
+        return Times(max(moving / model.STREAM_RATE, updating) + launch, moving)
     computing = sum(floor for _, floor in parts)
-    return Times(max(sum(seconds for seconds, _ in parts), moving), max(computing, moving))
+    return Times(max(sum(seconds for seconds, _ in parts), moving, updating), max(computing, moving))
 
 
 def _device(kernel: Launch, plan: Schedule, options: Options) -> Device:

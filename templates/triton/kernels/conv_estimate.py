@@ -33,6 +33,10 @@ STEP, DRAINED = 0.02e-6, 0.6e-6
 # Ordinary instructions that an SM starts in a cycle, cycles a second, and instructions of a load with its address and bounds;
 # warps that keep an SM busy; and bytes that lie side by side where loads make good use of what the memory gives.
 LANES, CLOCK, LOAD, BUSY_WARPS, RUN = 128, 1.7e9, 10, 16, 64
+# Instructions of a multiplication with an addition: operands are widened, and filters are brought to each thread. Windows along
+# two axes are loaded element by element, for each has bounds of its own (H100, 2026-11-26, bench.regret: 15 convolutions, .7 to
+# 1.5 of the estimate, but for filters of hundreds of taps and channels).
+MULTIPLIED = 2.5
 
 
 # Of warps with parts of their own, whose estimates are as measured (H100, 2026-11-26, bench.gpu_convs and bench.regret: 105
@@ -49,7 +53,7 @@ MEASURED_TAPS, HALF_TILE, FEWEST_ROWS = 9, 64, 1024
 
 # What depthwise convolutions along one axis take of the estimate; the library's take 7 times as long as the template's (H100,
 # 2026-11-25, bench.gpu_convs: causal conv1d, channels last, 1.5 to 1.9). Those along two axes were slower than the library's.
-ALONG_ONE = 1.75
+ALONG_ONE = 1.2
 
 
 def direct_unmeasured(problem: Problem) -> str | None:
@@ -139,10 +143,11 @@ def direct(problem: Problem, config: Config, needs: Resources) -> float:
     blocks = {"g": config.BLOCK_G, "m": config.BLOCK_M, "n": config.BLOCK_N}
     tiles = math.prod(math.ceil(problem.size(axis) / block) for axis, block in blocks.items())
     image, filters = config.BLOCK_G * config.BLOCK_M, config.BLOCK_G * config.BLOCK_N
-    wide = _width(problem, "X", blocks), _width(problem, "F", blocks)
+    plane = sum(v.extent != 1 for v in problem.inputs["X"].loops["t"]) > 1
+    wide = 1 if plane else _width(problem, "X", blocks), _width(problem, "F", blocks)
     apart = max(1.0, RUN / (config.BLOCK_G * problem.main_dtype.itemsize)) if wide[0] > 1 else 1.0  # of lines that are not full
     loads = image * (1 + LOAD / wide[0] * apart) + filters * (1 + LOAD / wide[1])
-    step = (image * config.BLOCK_N + loads) / LANES / CLOCK
+    step = (image * config.BLOCK_N * MULTIPLIED + loads) / LANES / CLOCK
     steps = problem.size("t") * problem.size("c")
     together = max(1, REGISTERS // (min(255, needs.registers) * config.WARPS * 32))
     waits = max(1.0, BUSY_WARPS / (together * config.WARPS))

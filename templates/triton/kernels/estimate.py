@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 import torch
 
-from kgen.device import L2_RATE, LINE
+from kgen.device import ADDITIONS, L2_RATE, LINE
 from kgen.ir import index as ix
 from kgen.ir import values as vs
 from kgen.templates.contract import Config
@@ -21,26 +21,36 @@ from kgen.templates.triton.codegen.tma_layout import tiles_read, tma_layout
 
 # Seconds: a launch with what stands idle at either end; starting a program; from asking for a stage until it is there.
 LAUNCH, START, LATENCY = 1.4e-6, 0.35e-6, 0.85e-6
-# Additions a second of one SM, in epilogues, and what functions of the device's library cost there beyond the additions
-# that they count for elsewhere (H100, 2026-11-24, bench.regret).
-ADDITIONS = 220 * 1.7e9
+# Until each warp has its part, and the barriers between them are there (H100, 2026-11-26, bench.regret: 79 kernels).
+PARTING = 0.6e-6
+# The same of bytes that come from the memory behind the L2 cache to a program that asks for many at a time (H100, 2026-11-26,
+# bench.regret: sums of 14336 terms on 32 to 128 programs).
+ARRIVING = 1.5e-6
+# What functions of the device's library cost in epilogues beyond the additions that they count for elsewhere (H100, 2026-11-24,
+# bench.regret).
 LONGER = {"erf": 45, "log1p": 80, "sigmoid": 12, "sin": 260, "cos": 260, "tan": 280}
 # What each number that an epilogue reads counts for, in additions: it is loaded, widened, and seldom there in time (H100,
 # 2026-11-24, bench.regret: gradients of GELU, residuals of 1x1 convolutions).
-READ = 15
+READ = 10
 # Seconds of a warp for each column that it sums up: it folds the rows that its threads have, and waits for the other warps
 # (H200, 2026-11-26, gradients between batch norms: 1x1 convolutions of 128 channels into 256 and 512).
 SUMMED = 1.5e-9
 # How much longer an epilogue takes whose next operands are prefetched while it sums up columns: there are too few registers
 # for both (H100, 2026-11-24, bench.regret: gradients of ConvNeXt's MLP, 95 us without, 180 with).
-CROWDED = 2.0
+CROWDED, MOST_NUMBERS = 2.0, 256
 # Fewer warps than these that have an SM to themselves wait for their own results: how much longer they then add.
 WARPS_OF_EPILOGUE, WAITING = 8, 1.0
 # Seconds of an epilogue besides: in which nothing is multiplied where a program has the SM to itself; for each part, in
 # which warps wait for each other; and for each reduction of full rows, less of shorter ones than these.
 TURN, PART, FOLD, FOLDED = 0.05e-6, 0.02e-6, 0.15e-6, 256
+# How much longer tiles take in one loop whose epilogue reads rows within bounds, by pointers: seen are 1.3, 1.6, and 6.5 (H100,
+# 2026-11-26, bench.regret: ViT's and Whisper's gradients of GELU, ResNet-50's last residual).
+MASKED = 1.5
+# And where operands are computed, whose times scatter most (standard deviation of the logarithm .36 to .48): what is a tie is
+# better read from memory.
+DOUBTFUL = 1.06
 # The same of programs that keep an operand: a reduction of full rows, and a number that an epilogue reads for each of its own.
-FOLD_BESIDE, READ_BESIDE = 1.15e-6, 140e-12
+FOLD_BESIDE, READ_BESIDE, NEXT = 1.15e-6, 50e-12, 0.35
 # Shared memory and registers of an SM, and bytes that the system takes from each program.
 SHARED, REGISTERS, RESERVED = 233_472, 65_536, 1024
 # Share of the peak rate that the main loop reaches with operands by TMA: of large tiles, of those that
@@ -54,17 +64,20 @@ POINTER_RATE = 0.76
 # windows, whose places and bounds it computes; of rows in runs that jump, but are as wide as loads; and of what threads load in
 # so few bytes at a time. The most bytes of a load, and the most warps of an SM that work at it side by side. Fitted to
 # measurements on an H100, 2026-11-24 (bench.regret).
-COMPUTED, GATHERED, JUMPING = 32e-12, 0.5e-9, 0.12e-9
+COMPUTED, GATHERED, JUMPING, SCATTERED = 32e-12, 0.5e-9, 0.12e-9, 0.04e-9
 # How much longer windows within bounds take where a loop brings them in several steps: of three configurations on the stem of
 # ResNet-50 estimates were off by 0.9, 3.0 and 4.3, while in one step, with all of the sum in a tile, they hold.
 IN_STEPS = 4.3
 PLACED = {8: 0.3e-9, 4: 0.45e-9, 2: 0.55e-9, 1: 0.6e-9}
 WIDEST, ELEMENT_WARPS = 16, 16
+# How much faster SMs multiply while so many of them are idle that the GPU's power does not limit its clock (H100, 2026-11-26,
+# bench.regret: 100 kernels with fewer tiles than SMs, or with few in the last wave).
+UNTHROTTLED = 1.2
 # What is left of it where numbers have 8 bits: the units are twice as fast, small tiles no easier to feed.
 BYTE_SHARE = 0.8
 # Share of the rate that is left below so many rows, where a Hopper GPU multiplies registers; counted where a tile is so low
 # because it is wide, not because there are few rows to read a matrix for.
-LOW_TILE, LOW_RATE = 64, 0.45
+LOW_TILE, LOW_RATE, LOW_RATE_IN_TURN = 64, 0.3, 0.45
 # And of the units that multiply float32 numbers exactly.
 EXACT_RATE = 0.5
 # Columns that it costs to multiply a tile by ones: 16, but bound by reading the tile from shared memory.
@@ -72,11 +85,17 @@ ONES = 32
 # How much more a row of an operand costs that begins in the middle of a line of the cache; and one that TMA brings
 # from the middle of the bytes that memory is read in (H100, 2026-11-24, bench.regret).
 STRADDLING, SPLIT, SECTOR = 2.2, 8.0, 32
+# The share of the bandwidth that few SMs can use at least.
+ALONE = 0.6
+# The share of the time of stores, element by element, for which a program waits.
+BY_ELEMENT = 0.85
 # Seconds of a step of a program that does nothing but read, and how much longer it takes to read several operands (H100,
 # 2026-11-24, bench.regret: one token's attention, experts' SwiGLU).
-READ_STEP, READ_SEVERAL = 0.45e-6, 1.1
+READ_STEP, READ_SEVERAL = 0.7e-6, 1.1
+# And of runs of fewer bytes than lines of the cache need (H100 and H200, 2026-11-26, bench.regret: experts of single tokens).
+RUNS = ((2 * LINE, 1.0), (LINE, 1.08), (0, 1.35))
 # Share of the memory's bandwidth that kernels reach.
-STREAM_RATE = 0.92
+STREAM_RATE, READ_RATE = 0.92, 1.02
 # Of two warp groups that take turns on an SM, each with full rows: how much longer a tile takes than its MMAs at
 # the rate of low tiles and its epilogue's arithmetic one after the other, and seconds for each number that an epilogue reads.
 PING_PONG_SLOWDOWN, TURNS_OF_WORK, READ_IN_TURN = 0.86, 1.0, 29e-12
@@ -84,9 +103,9 @@ PING_PONG_SLOWDOWN, TURNS_OF_WORK, READ_IN_TURN = 0.86, 1.0, 29e-12
 STORED_BY_TMA = 0.88
 # How much of the shorter of computing and streaming, or of multiplying and epilogues, does not happen during the other; and of
 # the latter where programs come and go (H100, 2026-11-24, bench.regret).
-APART, BESIDE = 0.15, 0.45
+APART, BESIDE = 0.2, 0.45
 # How much of the time in which only a part of the programs is left is lost.
-IDLE = 0.15
+IDLE, UNEVEN = 0.15, 1.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,6 +121,21 @@ class Tile:
     bare: float
 
 
+@dataclass(frozen=True, slots=True)
+class Load:
+    """Of a GPU whose last round of tiles leaves SMs idle: the share of the time for which SMs have tiles; what is left of the
+    time of multiplying, for the clock is faster then; and what is left of the time of the last tiles' memory traffic."""
+
+    busy: float = 1.0
+    throttled: float = 1.0
+    last: float = 1.0
+
+
+def _load(waves: float, each: int) -> Load:
+    last = waves - each + 1
+    return Load(waves / each, 1 - (1 - max(last, 1 / UNTHROTTLED)) / each, max(ALONE, last))
+
+
 def seconds(problem: Problem, config: Config, shared: int, registers: int) -> float:
     """The time of a kernel. `shared` and `registers` are what a program needs. A configuration with PROGRAMS has programs that
     stay on their SM, as many on each."""
@@ -111,7 +145,8 @@ def seconds(problem: Problem, config: Config, shared: int, registers: int) -> fl
     limit = min(SHARED // (shared + RESERVED), REGISTERS // (min(255, registers) * config.WARPS * 32))
     stays = config.get("PROGRAMS")
     together = max(1, min(stays or limit, limit, each))
-    tile = tile_of(problem, config, together)
+    waves = tiles / device.compute_units
+    tile = tile_of(problem, config, together, _load(waves, each))
     in_flight = config.STAGES - 1  # steps whose operands are on their way
     if not config.get("FLATTEN"):  # none of the next tile's
         in_flight = min(in_flight, math.ceil(problem.size("k") / config.BLOCK_K))
@@ -119,7 +154,7 @@ def seconds(problem: Problem, config: Config, shared: int, registers: int) -> fl
     mma = tile.mma * (max(1.0, LATENCY / covered) if covered else 1 + LATENCY / tile.step / together)
     if together > 1:
         multiplying = mma + tile.bare + (0 if stays else START / together)
-        apart = APART if stays else BESIDE
+        apart = APART if stays and not _reads(problem) else BESIDE
         hiding = max(multiplying, tile.work) + apart * min(multiplying, tile.work)  # all programs add on the same units
         busy = each * hiding + tile.epilogue + tile.stores
     elif stays:  # nobody waits for what is stored but the end
@@ -127,9 +162,13 @@ def seconds(problem: Problem, config: Config, shared: int, registers: int) -> fl
     else:
         busy = each * (mma + tile.bare + tile.epilogue + tile.stores + START)
     busy += _summing(problem, config, tiles)
-    waves = tiles / device.compute_units / together
-    streaming = _streaming(problem, waves)
-    return LAUNCH + max(busy, streaming) + APART * min(busy, streaming) + START
+    on_their_way = min(tiles, device.compute_units * together) * in_flight * _all_loaded(problem, config, 0.0)
+    arriving = _operand_bytes(problem) * ARRIVING / on_their_way if on_their_way else 0.0
+    streaming = max(_streaming(problem, waves / together) * _in_runs(problem, config), arriving)
+    busy *= MASKED if _reads_in_bounds(problem, config) else 1.0
+    busy *= DOUBTFUL if any(one.load is None for one in problem.inputs.values()) else 1.0
+    parting = PARTING if _has_parts(config) else 0.0
+    return LAUNCH + parting + max(busy, streaming) + APART * min(busy, streaming) + START
 
 
 def streamed(problem: Problem, config: Config) -> float:
@@ -137,7 +176,27 @@ def streamed(problem: Problem, config: Config) -> float:
     steps = math.ceil(problem.size("k") / config.BLOCK_K)
     wasted = steps * config.BLOCK_K / problem.size("k")
     several = READ_SEVERAL if len(problem.members) > 1 else 1.0
-    return LAUNCH + max(_streaming(problem, 1.0) * wasted * several, steps * READ_STEP)
+    each = problem.size("b") * _tiles(problem, "n", config.BLOCK_N) / problem.device.compute_units
+    several *= _in_runs(problem, config)
+    reading = max(_streaming(problem, each, UNEVEN) * wasted * several, steps * READ_STEP)
+    working = each * steps * config.BLOCK_K * config.BLOCK_N * _of_window(problem) / ELEMENT_WARPS
+    return LAUNCH + max(reading, working)
+
+
+def _of_window(problem: Problem) -> float:
+    """Seconds of a warp for each element of a window that a program has room for, whether it is one or not."""
+    found = [one for one in _operands(problem) if one.load is None and problem.reads_window(one)]
+    return GATHERED * IN_STEPS * len(found)
+
+
+def _in_runs(problem: Problem, config: Config) -> float:
+    """How much longer memory takes where tiles have short rows of the operand that is most of what is read."""
+    one = problem.inputs["B"]
+    if problem.contiguous("B") != "n" or _by_engine(problem, one) or problem.size("n") <= config.BLOCK_N:
+        return 1.0
+    if 2 * problem.bytes_read("B") < _traffic(problem):
+        return 1.0
+    return next(longer for least, longer in RUNS if config.BLOCK_N * one.dtype.itemsize >= least)
 
 
 def b_resident(problem: Problem, config: Config, shared: int, registers: int) -> float:
@@ -150,10 +209,12 @@ def b_resident(problem: Problem, config: Config, shared: int, registers: int) ->
     loading = sum(_loaded(problem, one, config) for one in _operands(problem)) / L2_RATE + LATENCY
     folds = FOLD_BESIDE * sum(s.kind == "partial" for s in problem.epilogue) if problem.whole else 0.0
     reading = _reads(problem) * READ_BESIDE * config.BLOCK_M * config.BLOCK_N
-    walk = config.TILES * (tile.mma + tile.work + reading + (folds + LATENCY) / together)
+    waiting = LATENCY * NEXT if config.TILES > 1 else 0.0  # the next tile is on its way
+    walk = config.TILES * (tile.mma + tile.work + reading + (folds + waiting) / together)
     each = math.ceil(programs / device.compute_units)
     busy = each * (walk + (loading + START) / together)
-    return LAUNCH + max(busy, _streaming(problem, programs / device.compute_units / together)) + START
+    streaming = _streaming(problem, programs / device.compute_units / together)
+    return LAUNCH + max(busy, streaming) + APART * min(busy, streaming) + START
 
 
 def rows(problem: Problem, config: Config) -> float:
@@ -162,7 +223,7 @@ def rows(problem: Problem, config: Config) -> float:
     device = problem.device
     programs = problem.size("b") * math.ceil(_tiles(problem, "m", config.BLOCK_M) / config.TILES)
     area = config.BLOCK_M * config.BLOCK_N
-    mma = 2 * area * config.BLOCK_K / (problem.rate / device.compute_units * LOW_RATE)
+    mma = 2 * area * config.BLOCK_K / (problem.rate / device.compute_units * LOW_RATE_IN_TURN)
     work = area * (_epilogue_cost(problem) / ADDITIONS * TURNS_OF_WORK + _reads(problem) * READ_IN_TURN)
     loading = config.BLOCK_N * config.BLOCK_K * problem.main_dtype.itemsize / L2_RATE + LATENCY + START
     tiles = math.ceil(config.TILES / config.PROGRAMS) * config.PROGRAMS
@@ -186,34 +247,61 @@ def _summing(problem: Problem, config: Config, tiles: int) -> float:
     return total
 
 
-def _streaming(problem: Problem, waves: float) -> float:
+def _streaming(problem: Problem, waves: float, lost: float = IDLE) -> float:
     """Seconds of all memory traffic. A last wave that is not full cannot use all of the bandwidth."""
     idle = math.ceil(waves) / waves - 1 if waves > 1 else 0.0
-    return _traffic(problem) / problem.device.bandwidth / STREAM_RATE * (1 + IDLE * idle)
+    moved = (_traffic(problem) - problem.stored_bytes) / READ_RATE + problem.stored_bytes / STREAM_RATE
+    return moved / problem.device.bandwidth * (1 + lost * idle)
 
 
-def tile_of(problem: Problem, config: Config, together: int = 1) -> Tile:
+def tile_of(problem: Problem, config: Config, together: int = 1, load: Load = Load()) -> Tile:
     """The parts of one tile's time on an SM where `together` programs share the time."""
     device, count = problem.device, len(problem.members)
     steps = math.ceil(problem.size("k") / config.BLOCK_K)
     area = config.BLOCK_M * config.BLOCK_N
     rate = problem.rate / device.compute_units
     arithmetic = 2 * area * config.BLOCK_K * count / rate / _share(problem, config, area * count, together)
-    step = max(arithmetic, _all_loaded(problem, config) / L2_RATE)
-    step += _by_element(problem, config) / min(ELEMENT_WARPS, together * config.WARPS)
+    arithmetic *= load.throttled
+    step = max(arithmetic, _all_loaded(problem, config, load.busy) / L2_RATE)
+    step += _by_element(problem, config) / min(ELEMENT_WARPS, together * config.WARPS) + _scattered(problem, config)
     waiting = WAITING if together * config.WARPS < WARPS_OF_EPILOGUE else 1.0
-    crowded = CROWDED if config.get("PREFETCH") and problem.reduces_tiles else 1.0
+    crowded = CROWDED if _is_crowded(problem, config) else 1.0
     work = area * (_epilogue_cost(problem) + READ * _numbers_read(problem)) / ADDITIONS * waiting * crowded
     work += _sums_of_columns(problem) * config.BLOCK_N * config.WARPS * SUMMED
     share = area / (problem.size("b") * problem.size("m") * problem.size("n")) * device.compute_units / device.bandwidth
+    share *= load.last
     read, stores = problem.epilogue_bytes - problem.stored_bytes, problem.stored_bytes * share
     parts = config.get("EPILOGUE_SUBTILES", 1)
     folds = _folds(problem)
     bare = parts * PART + folds * FOLD * min(1.0, config.BLOCK_N / FOLDED)
     if not _stores_vectors(problem):  # by many instructions, which a program waits for, into lines that rows share
         row = config.BLOCK_N // parts * problem.accumulator.itemsize
-        return Tile(steps * step, step, work + read * share, 0.0, work, bare + stores * (1 + LINE / row))
+        bare += stores * (1 + LINE / row) * BY_ELEMENT
+        return Tile(steps * step, step, work + read * share, 0.0, work, bare)
     return Tile(steps * step, step, work + read * share, stores, work, bare)
+
+
+def _has_parts(config: Config) -> bool:
+    """Whether the warps of a program have parts of their own, and registers that were handed out to them."""
+    return config.get("COOPERATIVE") is not None
+
+
+def _reads_in_bounds(problem: Problem, config: Config) -> bool:
+    """Whether an epilogue in a loop over tiles reads, by pointers, rows of which some may not exist."""
+    by_pointers = config.get("FLATTEN") and config.get("TMA_EPILOGUE") is False
+    return bool(by_pointers and _numbers_read(problem) and problem.size("m") % config.BLOCK_M)
+
+
+def _is_crowded(problem: Problem, config: Config) -> bool:
+    """Whether an epilogue has no registers for what it reads beside the sums."""
+    if config.get("PREFETCH") and problem.reduces_tiles:
+        return True
+    area, threads = config.BLOCK_M * config.BLOCK_N, config.WARPS * 32
+    ragged = _folds(problem) and problem.size("n") < config.BLOCK_N and not _has_parts(config)
+    if ragged and 2 * area >= MOST_NUMBERS * threads:
+        return True
+    parts = area // config.get("EPILOGUE_SUBTILES", 1)
+    return _numbers_read(problem) > 1 and (1 + _numbers_read(problem)) * parts > MOST_NUMBERS * threads
 
 
 @memoised
@@ -270,14 +358,19 @@ def _own(problem: Problem, one: Input) -> bool:
     return problem.template.operands[one.name].many
 
 
-def _loaded(problem: Problem, one: Input, config: Config) -> float:
-    """Bytes of an operand's tile, more where its rows cross cache lines."""
-    size = one.dtype.itemsize * math.prod(config.get(block, 1) for block in _blocks(problem, one))
-    return size * _apart(problem, one.name)
+def _loaded(problem: Problem, one: Input, config: Config, busy: float = 1.0) -> float:
+    """Bytes of an operand's tile, without rows beyond its end, and more where rows cross cache lines: as far as SMs are busy,
+    for they share the L2 cache."""
+    size = float(one.dtype.itemsize)
+    for block, axis in zip(_blocks(problem, one), one.axes, strict=True):
+        points, length = config.get(block, 1), problem.size(axis)
+        inside = 1.0 if axis == "k" else length / (math.ceil(length / points) * points)
+        size *= points * inside
+    return size * (1 + (_apart(problem, one.name) - 1) * busy)
 
 
-def _all_loaded(problem: Problem, config: Config) -> float:
-    return sum(_loaded(problem, one, config) for one in _operands(problem))
+def _all_loaded(problem: Problem, config: Config, busy: float) -> float:
+    return sum(_loaded(problem, one, config, busy) for one in _operands(problem))
 
 
 @memoised
@@ -373,6 +466,27 @@ def _width(problem: Problem, one: Input) -> int:
     return math.gcd(WIDEST, *known, *length) if len(known) == len(steps) else size
 
 
+def _scattered(problem: Problem, config: Config) -> float:
+    """Seconds that an SM spends on a step's operands whose runs in memory begin in the middle of what memory is read in."""
+    found = [one for one in _operands(problem) if _is_scattered(problem, one)]
+    return SCATTERED * sum(math.prod(config.get(block, 1) for block in _blocks(problem, one)) for one in found)
+
+
+@memoised_at_sizes
+def _is_scattered(problem: Problem, one: Input) -> bool:
+    if one.load is None or _by_engine(problem, one) or not problem.reads_window(one):
+        return False
+    return _width(problem, one) == WIDEST and _run(problem, one) * one.dtype.itemsize < SECTOR
+
+
+def _run(problem: Problem, one: Input) -> int:
+    """Neighbours in memory that lie in one tile, from wherever their run begins: as many as divide both."""
+    assert one.load is not None
+    index = one.load.attr[1][0]
+    runs = [own for own in one.loops.values() if own and ix.stride_of(index, own[-1]) == 1]
+    return min((math.gcd(problem.sizes.of(own[-1].extent), LINE) if len(own) > 1 else LINE for own in runs), default=1)
+
+
 def _is_gathered(index: ix.Expr, loop: ix.Var) -> bool:
     """Whether data say where a row begins."""
     return ix.stride_of(index, loop) is None and any(isinstance(atom, ix.Indirect) for atom in ix.free_atoms(index))
@@ -380,6 +494,12 @@ def _is_gathered(index: ix.Expr, loop: ix.Var) -> bool:
 
 def _tiles(problem: Problem, axis: str, block: int) -> int:
     return math.ceil(problem.size(axis) / block)
+
+
+@memoised_at_sizes
+def _operand_bytes(problem: Problem) -> int:
+    """Bytes of the operands in memory."""
+    return sum(problem.bytes_read(name) for name in problem.inputs)
 
 
 @memoised_at_sizes

@@ -389,16 +389,16 @@ def test_the_estimate_computes_short_sums_twice() -> None:
     assert (len(first_kernels(plan)), len(plan.kernels), len(plan.calls)) == (1, 3, 0)
     assert all(k.choice.template.startswith("triton_matmul_") for k in kernels(plan) if k.contracts)
     [decided] = [v for v in plan.verdicts if v.reason is Reason.RECOMPUTE_CHEAP]
-    assert 200 < decided.measured[0] < 380 < decided.measured[1]
+    assert 200 < decided.measured[0] < 400 < decided.measured[1]
     plan = scores(4096)
     assert not first_kernels(plan)
     assert any(v.reason is Reason.RECOMPUTE_DEAR for v in plan.verdicts)
 
 
 def test_an_estimate_has_to_be_far_better(monkeypatch: pytest.MonkeyPatch) -> None:
-    """That of this matmul is a third better; one of sums half as long was once, and wrong."""
+    """That of this matmul is a tenth better; one of shorter rows was once, and wrong."""
     monkeypatch.setattr(recompute_trial, "ESTIMATED", MUCH_FASTER)
-    plan = scores(128)
+    plan = scores(64, 2048)
     assert not first_kernels(plan)
     [decided] = [v for v in plan.verdicts if v.reason is Reason.RECOMPUTE_DEAR]
     assert decided.measured[0] < decided.measured[1]
@@ -416,7 +416,7 @@ def test_both_kernels_compile_for_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None
     made = []
     monkeypatch.setattr(Interpreted, "__call__", lambda self, *args: (made.append(self.kernel), ())[1])
     torch._dynamo.reset()
-    compiled(softmax, *(torch.empty(64, 1024, 64, dtype=half) for _ in range(2)), torch.empty(1024, 1024, dtype=torch.bool))
+    compiled(softmax, *(torch.empty(64, 2048, 64, dtype=half) for _ in range(2)), torch.empty(2048, 2048, dtype=torch.bool))
     assert len(made) == 3
     for kernel, built in zip(made, triton.compile_kernels(made, 90), strict=True):
         assert built.stack == 0
