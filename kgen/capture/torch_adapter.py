@@ -42,6 +42,7 @@ from torch.utils.checkpoint import CheckpointPolicy
 
 from kgen.capture import aot_cache, decompositions
 from kgen.capture.aot_cache import CachedGraph, CompiledGraph
+from kgen.capture.as_strided import replace_as_strided
 from kgen.capture.freeze import Freezing
 from kgen.capture.paths import NO_PATHS, Paths, paths_of
 from kgen.counters import counters
@@ -306,6 +307,9 @@ def _settle_strides(gm: GraphModule, example_inputs: Sequence[Any]) -> GraphModu
     placeholders = gm.graph.find_nodes(op="placeholder")
     if all(_same_strides(n.meta.get("val"), v) for n, v in zip(placeholders, example_inputs, strict=True)):
         return gm
+    gm = replace_as_strided(gm)
+    for node in gm.graph.find_nodes(op="call_function", target=torch.ops.aten.as_strided.default):
+        _keep_storage(gm, node)
     for node in gm.graph.find_nodes(op="call_function", target=torch.ops.aten.view.default):
         node.target = torch.ops.aten.reshape.default  # a view of the traced layout may need a copy of the real one
     fake_mode = detect_fake_mode(example_inputs)
@@ -313,6 +317,21 @@ def _settle_strides(gm: GraphModule, example_inputs: Sequence[Any]) -> GraphModu
         FakeTensorProp(gm, mode=fake_mode).propagate_dont_convert_inputs(*example_inputs)
     gm.recompile()
     return gm
+
+
+def _keep_storage(gm: GraphModule, view: torch.fx.Node) -> None:
+    """Has a view by strides look at memory as tracing had it, whatever the strides of what it is a view of become."""
+    source = cast(torch.fx.Node, view.args[0])
+    root = _viewed(source)
+    value, offset = root.meta["val"], source.meta["val"].storage_offset()
+    if value.storage_offset() != 0 or root.op == "get_attr":
+        return
+    with gm.graph.inserting_before(view):
+        settings = {"dtype": value.dtype, "device": value.device}
+        memory = gm.graph.call_function(torch.ops.aten.empty_strided.default, (value.shape, value.stride()), settings)
+        filled = gm.graph.call_function(torch.ops.aten.copy.default, (memory, root))
+    _, size, stride, *start = view.args
+    view.args = (filled, size, stride, start[0] if start and start[0] is not None else offset)
 
 
 def _same_strides(traced: Any, given: Any) -> bool:

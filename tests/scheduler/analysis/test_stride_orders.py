@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -118,3 +119,40 @@ def test_a_short_convolution_goes_along_the_channels_that_it_reads() -> None:
     shapes = [b for b in plan.graph.buffers.values() if b.sizes == (2, 80, 515)]
     assert shapes
     assert all(b.strides is not None and b.strides[1] == 1 for b in shapes), [b.strides for b in shapes]
+
+
+def parts(x: Tensor) -> Tensor:
+    """Functionalization writes parts of a permuted tensor as views by strides."""
+    first, second = x.split([48, 32], -1)
+    return first.sum(-1) * second.sigmoid().sum(-1)
+
+
+def places(x: Tensor) -> Tensor:
+    """Numbers that lie together in eager's memory."""
+    return x.as_strided((2, 512, 7), (40960, 3, 5), 11).sin().sum(-1)
+
+
+@pytest.mark.parametrize("read", [parts, places])
+def test_views_by_strides_are_of_the_memory_that_was_traced(read: Callable[[Tensor], Tensor]) -> None:
+    """Backward computes again from a saved tensor with other strides than those which tracing saw."""
+    torch.manual_seed(0)
+    args = (torch.randn(2, 512, 24), torch.randn(24, 200), torch.randn(80, 1, 4), torch.randn(80))
+
+    def fn(x: Tensor, w: Tensor, filters: Tensor, bias: Tensor) -> Tensor:
+        steps = (x @ w)[..., 100:180].transpose(1, 2)
+        made = functional.conv1d(steps, filters, bias, padding=3, groups=80)[..., :512].transpose(1, 2)
+        return read(functional.silu(made))
+
+    def gradients(fn: Callable[..., Tensor], dtype: torch.dtype) -> tuple[Tensor, ...]:
+        leaves = [one.to(dtype).requires_grad_() for one in args]
+        return torch.autograd.grad(fn(*leaves).sum(), leaves)
+
+    torch._dynamo.reset()
+    with recording() as recorder:
+        found = gradients(torch.compile(fn, backend="kgen", options={"cache": False, "gpu_interpreter": True}), torch.float32)
+    saved = [
+        b for one in recorder.graphs if isinstance(one, Record) for b in one.plan.graph.buffers.values() if b.kind == "input"
+    ]
+    assert any(b.strides is not None and b.sizes == (2, 80, 515) and b.strides[1] == 1 for b in saved)
+    for one, other in zip(found, gradients(fn, torch.float64), strict=True):
+        torch.testing.assert_close(one, other.float(), rtol=1e-3, atol=1e-3)
