@@ -31,7 +31,7 @@ def full(b: Builder, sizes: Sizes, dtype: torch.dtype, device: torch.device, num
 
 def accumulate(b: Builder, base: Tensor, change: Write) -> Tensor:
     """Adds into `base`; for bools a sum is an `or`."""
-    if _adds_up(b, base, change) or _copies(b, base, change) > 1:
+    if _adds_up(b, base, change):
         return _accumulate_wide(b, base, change)
     return write(b, base, replace(change, mode="max" if base.dtype is torch.bool else "add"))
 
@@ -50,63 +50,8 @@ def _adds_up(b: Builder, base: Tensor, change: Write) -> bool:
 
 def _accumulate_wide(b: Builder, base: Tensor, change: Write) -> Tensor:
     wide = ops.compute_dtype(base.dtype)
-    change = replace(change, value=vs.cast(change.value, wide), mode="add")
-    copies = _copies(b, base, change)
-    if copies > 1:
-        return convert(_accumulate_in_copies(b, convert(base, wide), change, copies), base.dtype)
-    return convert(write_to(b, b.copy(convert(base, wide)), change), base.dtype)
-
-
-# A GPU adds so many times a second to one line of memory, by one instruction to some of its numbers. Where programs meet on few
-# lines, they wait for each other: 25 M additions to a table of 32x12 numbers took 14.4 ms, to 128 copies of it
-# 0.4; 12.6 M to rows of 768 in one place 172 us, to 64 copies 35 (H200, 2026-11-26).
-LINE = 128
-ADDITIONS_A_LINE = 1e8
-MANY_LINES = 1024
-MOST_COPIES = 128
-WORTH = 20e-6  # seconds that copies cost: they are filled and added up
-ADDED_A_COPY = 16  # as many times their elements
-
-
-def _copies(b: Builder, base: Tensor, change: Write) -> int:
-    """How many copies of a table of zeros share what is added to it on a GPU; they are added up afterwards."""
-    added, elements = ix.product(change.sizes).as_int(), base.numel().as_int()
-    if not b.on_gpu(base.device) or base.dtype is torch.bool or base.value.op != "const" or not _rows(change):
-        return 1
-    if not added or not elements:  # nothing, or known at run time
-        return 1
-    lines = -(-elements * base.dtype.itemsize // LINE)
-    together = min(_row_length(change), LINE // 4)  # additions of one instruction to neighbouring elements
-    if added / together / lines / ADDITIONS_A_LINE < WORTH:
-        return 1
-    wanted = min(MANY_LINES // lines, MOST_COPIES, added // (ADDED_A_COPY * elements))
-    return 1 << (wanted.bit_length() - 1) if wanted > 1 else 1
-
-
-def _row_length(change: Write) -> int:
-    """How many neighbours a change's innermost loops walk over: the last loops index the last dimensions."""
-    length = 1
-    for size, loop, at_ in zip(reversed(change.sizes), reversed(indices(change.sizes)), reversed(change.where), strict=False):
-        if at_ != loop:
-            break
-        length *= size.as_int() or 1
-    return length
-
-
-def _accumulate_in_copies(b: Builder, base: Tensor, change: Write, copies: int) -> Tensor:
-    """The rows that are added go to the copies in turn."""
-    row = ix.ZERO
-    for loop, size in _rows(change):
-        row = row * size + loop
-    zeros = full(b, (ix.as_expr(copies), *base.sizes), base.dtype, base.device, 0)
-    total = write_to(b, b.copy(zeros), replace(change, where=[ix.mod(row, copies), *change.where]))
-    (found,) = b.reduce("sum", total, [0])
-    return found.with_value(vs.call("add", found.value, base.value))
-
-
-def _rows(change: Write) -> list[tuple[Expr, Expr]]:
-    """The loops that are no index themselves, and their sizes: points of these may meet."""
-    return [(loop, size) for loop, size in zip(indices(change.sizes), change.sizes, strict=True) if loop not in change.where]
+    total = b.copy(convert(base, wide))
+    return convert(write_to(b, total, replace(change, value=vs.cast(change.value, wide), mode="add")), base.dtype)
 
 
 # ---- index_put ------------------------------------------------------------------------------------------------------

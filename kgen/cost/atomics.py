@@ -37,7 +37,8 @@ def statement_seconds(update: Statement, points: int, graph: ir.Graph) -> float:
 def _together(update: Statement, buffer: ir.Buffer, sizes: Sizes) -> int:
     """How many operations of one instruction go to a line: those along a loop that walks over neighbours."""
     strides = buffer.strides or ir.dense_strides(buffer)
-    offset = ix.linearize(update.store, strides)
+    # templates see offsets, kernels indices
+    offset = ix.linearize(update.store, strides) if len(update.store) == len(strides) else update.store[0]
     walking = (v for v in ix.free_atoms(offset) if isinstance(v, ix.Var) and ix.stride_of(offset, v) == 1)
     length = max((sizes.of(v.extent) for v in walking), default=1)
     return max(1, min(length, LINE // buffer.dtype.itemsize))

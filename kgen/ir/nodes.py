@@ -493,7 +493,9 @@ def meaning_of(node: Node) -> Operation | None:
 
 def combines(node: Node) -> bool:
     """Whether a node makes elements out of several ones: a reduction, a scan, a contraction, an operator of a template's, a
-    call that means a program."""
+    call that means a program, additions and the like at indices from data."""
+    if isinstance(node, Scatter):
+        return node.mode != "set"
     meant = meaning_of(node) is not None
     return meant or isinstance(node, Reduction | Partial | Scan | Contraction | Operation)
 

@@ -14,6 +14,7 @@ from kgen.scheduler.transforms.output_split import OutputSplit
 from kgen.scheduler.transforms.recognition import Recognition, Untaken
 from kgen.scheduler.transforms.recompute_trial import Recompute
 from kgen.scheduler.transforms.scale_hoisting import ScaleHoisting
+from kgen.scheduler.transforms.scatter_copies import ScatterCopies
 from kgen.scheduler.transforms.scatter_epilogue import ScatterEpilogue
 from kgen.scheduler.transforms.shared_calls import SharedCalls
 from kgen.scheduler.transforms.split_k import SplitK
@@ -27,6 +28,7 @@ TRANSFORMS: tuple[Transform, ...] = (
     Recognition(),
     Offer(),
     ConcatSplit(),
+    ScatterCopies(),
     Prologues(),
     SharedCalls(),
     ScaleHoisting(),

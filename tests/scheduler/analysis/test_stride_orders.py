@@ -127,12 +127,12 @@ def parts(x: Tensor) -> Tensor:
     return first.sum(-1) * second.sigmoid().sum(-1)
 
 
-def places(x: Tensor) -> Tensor:
+def by_strides(x: Tensor) -> Tensor:
     """Numbers that lie together in eager's memory."""
     return x.as_strided((2, 512, 7), (40960, 3, 5), 11).sin().sum(-1)
 
 
-@pytest.mark.parametrize("read", [parts, places])
+@pytest.mark.parametrize("read", [parts, by_strides])
 def test_views_by_strides_are_of_the_memory_that_was_traced(read: Callable[[Tensor], Tensor]) -> None:
     """Backward computes again from a saved tensor with other strides than those which tracing saw."""
     torch.manual_seed(0)
