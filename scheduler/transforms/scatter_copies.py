@@ -1,8 +1,8 @@
 """Additions at indices from data that meet on few lines of a GPU's memory go to copies of the table.
 
-Programs that add to one line wait for each other: 25 million additions to a table of 32x12 numbers took 14.4 ms of an H200, to 128
-copies of it .4; 12.6 million to rows of 768 numbers in one place 172 us, to 64 copies 35 (2026-11-26). The rows that are added go
-to the copies in turn, and a reduction adds these up.
+Programs that add to one line wait for each other: 25 million additions to a table of 32x12 numbers took 14.4 ms of an H200, to
+128 copies of it .4; 12.6 million to rows of 768 numbers in one place 172 us, to 64 copies 35 (2026-11-26). The rows that are
+added go to the copies in turn, and a reduction adds these up.
 
     t = zeros(32, 12);  t[i[r], c] += x[r, c]
     s = zeros(64, 32, 12);  s[r % 64, i[r], c] += x[r, c];  t = sum over k of s[k]
