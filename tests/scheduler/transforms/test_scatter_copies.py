@@ -36,12 +36,12 @@ def from_ones(rows: Tensor, values: Tensor) -> Tensor:
     return torch.ones(ROWS, WIDTH, dtype=values.dtype).index_add(0, rows, values)
 
 
-def added_twice(rows: Tensor, values: Tensor) -> Tensor:
-    once = torch.zeros(ROWS, WIDTH, dtype=values.dtype).index_add(0, rows, values)
-    return once.index_add(0, rows, values.sin())
+def repeated(rows: Tensor, values: Tensor) -> Tensor:
+    first = torch.zeros(ROWS, WIDTH, dtype=values.dtype).index_add(0, rows, values)
+    return first.index_add(0, rows, values.sin())
 
 
-CASES = {"put": put, "scattered": scattered, "counted": counted, "embedded": embedded, "ones": from_ones, "twice": added_twice}
+CASES = {"put": put, "scattered": scattered, "counted": counted, "embedded": embedded, "ones": from_ones, "repeated": repeated}
 
 
 def copies_in(fn: Callable[..., Tensor], *args: Tensor) -> list[int]:
@@ -89,4 +89,4 @@ def test_only_zeros_that_nobody_else_sees_have_copies(monkeypatch: pytest.Monkey
     args = torch.zeros(ADDED, dtype=torch.int64), torch.empty(ADDED, WIDTH)
     assert copies_in(put, *args) == [8]
     assert copies_in(from_ones, *args) == []
-    assert copies_in(added_twice, *args) == []
+    assert copies_in(repeated, *args) == []
