@@ -251,6 +251,7 @@ class Way:
                 stack.enter_context(only(self.only.template, self.only.pick, self.only.parts, self.only.copies))
             if self.tuning_results:
                 stack.enter_context(patch.object(pipeline, "Tuner", lambda *_: FixedResults(self.tuning_results)))
+                stack.enter_context(patch.object(pipeline, "_tune_loops", lambda *_: None))
             yield
 
 

@@ -16,7 +16,7 @@ import itertools
 import logging
 import os
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence, Set
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from contextvars import ContextVar
 from dataclasses import dataclass, field, replace
@@ -305,11 +305,13 @@ def _settle_strides(gm: GraphModule, example_inputs: Sequence[Any]) -> GraphModu
     """The graph as it is for the strides its inputs will have. AOTAutograd restrides a backward's example inputs when the
     forward chose another layout for saved tensors, but leaves the graph as traced."""
     placeholders = gm.graph.find_nodes(op="placeholder")
-    if all(_same_strides(n.meta.get("val"), v) for n, v in zip(placeholders, example_inputs, strict=True)):
+    same = [_same_strides(n.meta.get("val"), v) for n, v in zip(placeholders, example_inputs, strict=True)]
+    if all(same):
         return gm
     gm = replace_as_strided(gm)
+    kept = {n for n, one in zip(gm.graph.find_nodes(op="placeholder"), same, strict=True) if one}
     for node in gm.graph.find_nodes(op="call_function", target=torch.ops.aten.as_strided.default):
-        _keep_storage(gm, node)
+        _keep_storage(gm, node, kept)
     for node in gm.graph.find_nodes(op="call_function", target=torch.ops.aten.view.default):
         node.target = torch.ops.aten.reshape.default  # a view of the traced layout may need a copy of the real one
     fake_mode = detect_fake_mode(example_inputs)
@@ -319,12 +321,13 @@ def _settle_strides(gm: GraphModule, example_inputs: Sequence[Any]) -> GraphModu
     return gm
 
 
-def _keep_storage(gm: GraphModule, view: torch.fx.Node) -> None:
-    """Has a view by strides look at memory as tracing had it, whatever the strides of what it is a view of become."""
+def _keep_storage(gm: GraphModule, view: torch.fx.Node, kept: Set[torch.fx.Node]) -> None:
+    """Has a view by strides look at memory as tracing had it, whatever the strides of what it is a view of become. The inputs
+    in `kept` have theirs; where sizes are symbols, no tensor has others."""
     source = cast(torch.fx.Node, view.args[0])
     root = _viewed(source)
     value, offset = root.meta["val"], source.meta["val"].storage_offset()
-    if value.storage_offset() != 0 or root.op == "get_attr":
+    if root in kept or root.op == "get_attr" or _is_symbolic(value) or value.storage_offset() != 0:
         return
     with gm.graph.inserting_before(view):
         settings = {"dtype": value.dtype, "device": value.device}

@@ -24,20 +24,23 @@ def atomics_seconds(kernel: Kernel, graph: ir.Graph, device: Device) -> float:
     if device.kind != "cuda":
         return 0.0
     sizes = Sizes(graph.size_hints)
-    return sum(statement_seconds(s, points_of(kernel, s, sizes), graph) for s in kernel.statements if meets(s))
+    return sum(
+        statement_seconds(s, points_of(kernel, s, sizes), graph, not kernel.contracts) for s in kernel.statements if meets(s)
+    )
 
 
-def statement_seconds(update: Statement, points: int, graph: ir.Graph) -> float:
-    """The time of so many atomic operations of one statement."""
+def statement_seconds(update: Statement, points: int, graph: ir.Graph, along: bool = True) -> float:
+    """The time of so many atomic operations of one statement. Whether the kernel goes `along` what it stores: the tiles of a
+    contraction do not."""
     sizes, buffer = Sizes(graph.size_hints), graph.buffers[update.outs[0]]
     lines = max(1, min(MOST_LINES, math.ceil(sizes.bytes(buffer) / LINE)))
-    return points / _together(update, buffer, sizes) / lines / LINE_RATE
+    return points / (_together(update, buffer, sizes) if along else 1) / lines / LINE_RATE
 
 
 def _together(update: Statement, buffer: ir.Buffer, sizes: Sizes) -> int:
-    """How many operations of one instruction go to a line: those along a loop that walks over neighbours."""
+    """How many operations of one instruction go to a line: those along a loop that walks over neighbours. Where a kernel is
+    prepared for its template, statements have offsets for indices."""
     strides = buffer.strides or ir.dense_strides(buffer)
-    # templates see offsets, kernels indices
     offset = ix.linearize(update.store, strides) if len(update.store) == len(strides) else update.store[0]
     walking = (v for v in ix.free_atoms(offset) if isinstance(v, ix.Var) and ix.stride_of(offset, v) == 1)
     length = max((sizes.of(v.extent) for v in walking), default=1)

@@ -20,6 +20,7 @@ from kgen.ir.plan import Call, Launch, variants
 from kgen.ir.sizes import Sizes
 from kgen.rendered.gpu_kernel import TritonKernel
 from kgen.rendered.kernel_call import KernelCall
+from kgen.rendered.tensor_map import is_pointer, map_rank
 from kgen.report import traffic
 from kgen.report.record import Record
 
@@ -143,7 +144,7 @@ class _Writer:
     def _step_names(self, item: Any, step: Any) -> list[tuple[int, str]]:
         if not isinstance(step, Call):
             first = next(iter(hp.each([item])))
-            return list(zip(hp.slots_read(first), self.calls[variants(step)[0].name].buffers, strict=True))
+            return list(zip(hp.slots_read(first), _tensors(self.calls[variants(step)[0].name]), strict=True))
         out = dict(item.kwargs).get("out")
         if isinstance(out, hp.ArgTensor) and len(step.node.outs) == 1:
             return [(out.slot, str(step.node.outs[0]))]
@@ -294,6 +295,15 @@ class _Writer:
 
     def typed(self, item: hp.ArgInt | hp.OutInt) -> str:
         return self.number(item.reg) if item.kind == "int" else f"{self.number(item.reg)}.as_{item.kind}()"
+
+
+def _tensors(call: KernelCall) -> list[str]:
+    """The buffers of a call in the order of its kernel's parameters, those of TMA descriptors among them."""
+    if call.launch is None:
+        return list(call.buffers)
+    buffers, maps = iter(call.buffers), (one.buffer for one in call.maps)
+    kinds = (kind for kind in call.launch.signature if is_pointer(kind) or map_rank(kind))
+    return [next(buffers) if is_pointer(kind) else next(maps) for kind in kinds]
 
 
 def _tuple(items: Sequence[str]) -> str:

@@ -9,9 +9,16 @@ from kgen.cost.atomics import LINE_RATE, MOST_LINES, atomics_seconds
 from kgen.ir.plan import Kernel
 from kgen.report.times import kernel_times
 from kgen.scheduler import Options
+from kgen.scheduler.transforms import scatter_copies
 from tests.kernels import Plans, plans
 
 OPTIONS = Options(gpu_everywhere=True)
+
+
+@pytest.fixture(autouse=True)
+def one_table(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No copies, which exist because of what is asked here."""
+    monkeypatch.setattr(scatter_copies, "WORTH", 1.0)
 
 
 def gathered(rows: int, columns: int) -> Plans:
