@@ -49,17 +49,17 @@ def test_regret() -> None:
 
 
 def test_one_step_hides_no_loads() -> None:
-    """Sums of 64 are one step: small tiles wait for it each time, unless a program has the next tile's on their way. Measured:
-    61.9 and 43.2 us."""
+    """Sums of 64 are one step: small tiles wait for it each time, unless a program has the next tile's on their way. Measured, with
+    four stages: 61.9 and 43.2 us."""
     matmul = replace(BY_NUMBER["16"], fn=lambda q, k, mask: q @ k.transpose(1, 2))
     found = {c.name: c.seconds for c in cost_model.candidates(matmul, {})}
-    small = found["triton_matmul " + config(BLOCK_M=64, BLOCK_N=64, BLOCK_K=64, GROUP=8, WARPS=4, STAGES=4)]
+    small = found["triton_matmul " + config(BLOCK_M=64, BLOCK_N=64, BLOCK_K=64, GROUP=8, WARPS=4, STAGES=2)]
     knobs = {"BLOCK_M": 128, "BLOCK_N": 256, "BLOCK_K": 64, "GROUP": 8, "EPILOGUE_SUBTILES": 2}
     flat, loop = (
-        found["triton_matmul_persistent " + config(**knobs, FLATTEN=flatten, TMA_EPILOGUE=True, PROGRAMS=1, WARPS=8, STAGES=4)]
-        for flatten in (True, False)
+        found["triton_matmul_persistent " + config(**knobs, FLATTEN=flatten, TMA_EPILOGUE=True, PROGRAMS=1, WARPS=8, STAGES=stages)]
+        for flatten, stages in ((True, 4), (False, 2))  # one step needs no more than two, but for those of the next tile
     )
-    assert small > 1.3 * flat
+    assert small > flat
     assert loop > flat
 
 
