@@ -350,8 +350,10 @@ def _folds(problem: Problem) -> int:
 
 @memoised
 def _sums_of_columns(problem: Problem) -> int:
-    """Reductions of an epilogue's columns."""
-    return 0 if problem.whole else sum(s.kind == "partial" for s in problem.epilogue)
+    """Reductions of an epilogue's columns. Of rows, a thread has many numbers of each."""
+    columns = frozenset(problem.loops.get("n", ()))
+    partial = (s for s in problem.epilogue if s.kind == "partial" and not problem.whole)
+    return sum(not columns.isdisjoint(atom for e in s.store for atom in ix.free_atoms(e)) for s in partial)
 
 
 def _own(problem: Problem, one: Input) -> bool:

@@ -56,7 +56,10 @@ def test_one_step_hides_no_loads() -> None:
     small = found["triton_matmul " + config(BLOCK_M=64, BLOCK_N=64, BLOCK_K=64, GROUP=8, WARPS=4, STAGES=2)]
     knobs = {"BLOCK_M": 128, "BLOCK_N": 256, "BLOCK_K": 64, "GROUP": 8, "EPILOGUE_SUBTILES": 2}
     flat, loop = (
-        found["triton_matmul_persistent " + config(**knobs, FLATTEN=flatten, TMA_EPILOGUE=True, PROGRAMS=1, WARPS=8, STAGES=stages)]
+        found[
+            "triton_matmul_persistent "
+            + config(**knobs, FLATTEN=flatten, TMA_EPILOGUE=True, PROGRAMS=1, WARPS=8, STAGES=stages)
+        ]
         for flatten, stages in ((True, 4), (False, 2))  # one step needs no more than two, but for those of the next tile
     )
     assert small > flat

@@ -314,7 +314,10 @@ def test_stable_results_depend_on_no_tile() -> None:
 
 def test_the_estimate_keeps_rows_where_that_pays() -> None:
     """Where sums are short; long rows of long sums are better off in tiles that do not hold them."""
-    for columns, templates in ((1024, {"triton_matmul_full_row"}), (256, {"triton_matmul_b_resident", "triton_matmul"})):
+    for columns, templates in (
+        (1024, {"triton_matmul_full_row"}),
+        (256, {"triton_matmul_b_resident", "triton_matmul", "triton_matmul_tiles"}),
+    ):
         f, args = queries(columns, 64)
         [kernel] = plan_of(f, *args).kernels
         assert members(kernel)[0].choice.template in templates

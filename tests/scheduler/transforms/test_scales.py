@@ -343,7 +343,7 @@ def test_the_library_needs_the_scaled_operand(monkeypatch: pytest.MonkeyPatch) -
 
     bare = library(lambda x, w: x @ w)
     one, several = library(lambda x, w: rms(x) @ w), library(lambda x, w: (rms(x) @ w, rms(x) @ w.t()))
-    assert one - bare == pytest.approx(2 * (several - bare))
+    assert one - bare == pytest.approx(2 * (several - bare), rel=1e-2)
     assert one - bare > model.LAUNCH["cuda"]
 
 
