@@ -49,8 +49,8 @@ def test_regret() -> None:
 
 
 def test_one_step_hides_no_loads() -> None:
-    """Sums of 64 are one step: small tiles wait for it each time, unless a program has the next tile's on their way. Measured, with
-    four stages: 61.9 and 43.2 us."""
+    """Sums of 64 are one step: small tiles wait for it each time, unless a program has the next tile's on their way. Measured,
+    with four stages: 61.9 and 43.2 us."""
     matmul = replace(BY_NUMBER["16"], fn=lambda q, k, mask: q @ k.transpose(1, 2))
     found = {c.name: c.seconds for c in cost_model.candidates(matmul, {})}
     small = found["triton_matmul " + config(BLOCK_M=64, BLOCK_N=64, BLOCK_K=64, GROUP=8, WARPS=4, STAGES=2)]
