@@ -19,8 +19,6 @@ MOST_TERMS = 4
 LEAST_POINTS = 1 << 14
 # Operations of all terms: each result computes so many again where several kernels read it.
 MOST_COST = 32
-# Of an element that is read, and maybe cast.
-READ = 2
 
 
 def are_last(dims: Sequence[int], rank: int) -> bool:
@@ -56,9 +54,6 @@ def combined(op: str, loops: Sequence[Var], term: Value) -> Value:
 def written_out(
     loops: Sequence[Var], term: Callable[..., Value], tensors: Sequence[Tensor], realize: Callable[[Tensor], Tensor]
 ) -> Value:
-    """The sum of `term` of the tensors over short loops. What each of many terms would compute again is stored first; what is
-    read as it is has nothing to compute."""
+    """The sum of `term` of the tensors over short loops. What each of many terms would compute again is stored first."""
     inlined = term(*tensors)
-    if are_cheap(loops, inlined):
-        return combined("add", loops, inlined)
-    return combined("add", loops, term(*(one if vs.total_cost([one.value]) <= READ else realize(one) for one in tensors)))
+    return combined("add", loops, inlined if are_cheap(loops, inlined) else term(*map(realize, tensors)))

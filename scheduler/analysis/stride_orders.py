@@ -5,9 +5,6 @@ in eager through every sum that it takes part in, while all matmuls and norms on
 kernel would read or write one of the two with a stride. Here each such tensor takes the order, its own or row-major, in which
 more bytes of the other tensors are in step with it; tensors are looked at again while their neighbours change.
 
-A row-major tensor between elementwise steps and reductions may go along any of its axes: a convolution of a few taps is such a
-step, and reads and is read along channels, where eager's result has positions side by side.
-
 Orders of images are left as they are where a contraction reads windows: `kgen/capture/layouts.py` has chosen them. Elsewhere a
 tensor of four dimensions with the second one innermost is no image. Such is a bias of scores that was looked up by positions.
 """
@@ -26,57 +23,20 @@ from kgen.scheduler.analysis.items import Access
 
 # Rounds in which a choice travels along chains of tensors that depend on each other.
 ROUNDS = 8
-# Elements of tensors whose orders matter where steps cross, and the most axes that these have: four are images elsewhere.
-LARGE, MOST_AXES, MOST_AXES_BESIDE_IMAGES = 1 << 16, 4, 3
 
 
 def choose_orders(graph: ir.Graph) -> None:
     """Gives buffers with flexible layouts the order of strides that suits their neighbours; hints are all that changes."""
     images = any(ir.is_contraction(node) and node.windowed for node in graph.nodes)
     flexible = {name for name, buffer in graph.buffers.items() if buffer.strides is None and _is_permuted(buffer, images)}
-    crossing = _crossing(graph, MOST_AXES_BESIDE_IMAGES if images else MOST_AXES) - flexible
-    either = flexible | crossing
-    if not either:
+    if not flexible:
         return
-    nodes = [one for one in map(_Node, graph.nodes) if not either.isdisjoint(a.buffer for a in one.accesses)]
-    touching = {name: [one for one in nodes if any(a.buffer == name for a in one.accesses)] for name in either}
-    names = [name for name in graph.buffers if name in either]  # in program order
-    orders = {name: _orders(graph.buffers[name], name in crossing) for name in names}
+    nodes = [one for one in map(_Node, graph.nodes) if not flexible.isdisjoint(a.buffer for a in one.accesses)]
+    touching = {name: [one for one in nodes if any(a.buffer == name for a in one.accesses)] for name in flexible}
+    names = [name for name in graph.buffers if name in flexible]  # in program order
     for _ in range(ROUNDS):
-        if not [name for name in names if _reordered(graph, name, touching[name], orders[name])]:
+        if not [name for name in names if _reordered(graph, name, touching[name])]:
             return
-
-
-def _crossing(graph: ir.Graph, most_axes: int) -> set[str]:
-    """Row-major tensors that only elementwise steps and reductions touch, and that go along another loop in one of these than a
-    large tensor beside them."""
-    found: set[str] = set()
-    others: set[str] = set()
-    read: set[str] = set()  # what nobody reads here is saved for others, who go along eager's order
-    for node in graph.nodes:
-        read.update(ir.reads(node))
-        if not isinstance(node, ir.Pointwise | ir.Reduction):
-            others.update((*ir.outs(node), *ir.reads(node)))
-            continue
-        loops: dict[str, Var | None] = {}
-        for access in _accesses(node):
-            buffer = graph.buffers[access.buffer]
-            if len(buffer.sizes) > 1 and (ix.product(buffer.sizes).as_int() or 0) >= LARGE:
-                loops[access.buffer] = _innermost(graph, access)
-        if len({loop for loop in loops.values() if loop is not None}) > 1:
-            found.update(loops)
-    return {name for name in found & read - others if _may_turn(graph.buffers[name], most_axes)}
-
-
-def _may_turn(buffer: ir.Buffer, most_axes: int) -> bool:
-    return buffer.strides is None and buffer.alias_of is None and not buffer.parts and len(buffer.sizes) <= most_axes
-
-
-def _orders(buffer: ir.Buffer, any_axis: bool) -> list[ir.Buffer]:
-    """The buffer as eager has it, row-major, and, where it may go along `any_axis`, with each of these innermost."""
-    rows = range(len(buffer.sizes))
-    turned = [(*(k for k in rows if k != axis), axis) for axis in rows[:-1] if buffer.sizes[axis] != 1] if any_axis else []
-    return [buffer, replace(buffer, hint=None), *(replace(buffer, hint=order) for order in turned)]
 
 
 def _is_permuted(buffer: ir.Buffer, images: bool) -> bool:
@@ -118,22 +78,17 @@ def _innermost(graph: ir.Graph, access: Access) -> Var | None:
     return next((v for v in loops if ix.stride_of(linear, v) == 1), None)
 
 
-def _reordered(graph: ir.Graph, name: str, nodes: Sequence[_Node], orders: Sequence[ir.Buffer]) -> bool:
-    """Whether the buffer has another order now. Where others are as good, it stays as it is."""
+def _reordered(graph: ir.Graph, name: str, nodes: Sequence[_Node]) -> bool:
+    """Whether the buffer has another order now. Where both are as good, eager's stays."""
     before = graph.buffers[name]
     sizes = Sizes(graph.size_hints)
-
-    def in_step(one: ir.Buffer) -> int:
+    found: list[tuple[int, ir.Buffer]] = []
+    for one in (before, replace(before, hint=None)):
         graph.buffers[name] = one
-        return sum(node.bytes_in_step(graph, name, sizes) for node in nodes)
-
-    best, most = before, in_step(before)
-    for one in orders:
-        found = in_step(one)
-        if found > most:
-            best, most = one, found
-    graph.buffers[name] = best
-    return best is not before
+        found.append((sum(node.bytes_in_step(graph, name, sizes) for node in nodes), one))
+    (old, _), (new, turned) = found
+    graph.buffers[name] = turned if new > old else before
+    return new > old
 
 
 __all__ = ["choose_orders"]

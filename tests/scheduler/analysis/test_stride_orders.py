@@ -15,7 +15,6 @@ from torch.nn import functional
 from kgen import backend
 from kgen.capture.torch_adapter import GraphInfo
 from kgen.config import Config
-from kgen.report.record import Record, recording
 
 # The package's attribute of this name is its function.
 SCHEDULE = importlib.import_module("kgen.scheduler.schedule")
@@ -94,65 +93,38 @@ def test_a_bias_of_scores_is_no_image(lowered: list[Any]) -> None:
     assert (0, 2, 3, 1) not in hints.values()
 
 
-def test_a_short_convolution_goes_along_the_channels_that_it_reads() -> None:
-    """Mamba's: of a slice of a projection, and read with its channels innermost again."""
-    torch.manual_seed(0)
-    x, w = torch.randn(2, 512, 24, requires_grad=True), torch.randn(24, 200, requires_grad=True)
-    filters, bias = torch.randn(80, 1, 4, requires_grad=True), torch.randn(80, requires_grad=True)
-
-    def fn(x: Tensor, w: Tensor, filters: Tensor, bias: Tensor) -> Tensor:
-        steps = (x @ w)[..., 100:180].transpose(1, 2)
-        made = functional.conv1d(steps, filters, bias, padding=3, groups=80)[..., :512].transpose(1, 2)
-        return (functional.silu(made) * made.sigmoid()).sum(-1)
-
-    torch._dynamo.reset()
-    with recording() as recorder:
-        made = torch.compile(fn, backend="kgen", options={"cache": False, "gpu_interpreter": True})(x, w, filters, bias)
-        weights = torch.randn(2, 512)
-        found = torch.autograd.grad((made * weights).sum(), (x, w, filters, bias))
-    want = fn(*(t.double() for t in (x, w, filters, bias)))
-    torch.testing.assert_close(made, want.float(), rtol=1e-4, atol=1e-4)
-    expected = torch.autograd.grad((want * weights).sum(), (x, w, filters, bias))
-    for one, other in zip(found, expected, strict=True):
-        torch.testing.assert_close(one, other, rtol=1e-3, atol=1e-3)
-    plan = next(record.plan for record in recorder.graphs if isinstance(record, Record) and record.info.role == "forward")
-    shapes = [b for b in plan.graph.buffers.values() if b.sizes == (2, 80, 515)]
-    assert shapes
-    assert all(b.strides is not None and b.strides[1] == 1 for b in shapes), [b.strides for b in shapes]
-
-
 def parts(x: Tensor) -> Tensor:
     """Functionalization writes parts of a permuted tensor as views by strides."""
-    first, second = x.split([48, 32], -1)
+    first, second = x.split([16, 8], -1)
     return first.sum(-1) * second.sigmoid().sum(-1)
 
 
 def by_strides(x: Tensor) -> Tensor:
     """Numbers that lie together in eager's memory."""
-    return x.as_strided((2, 512, 7), (40960, 3, 5), 11).sin().sum(-1)
+    return x.as_strided((2, 16, 7), (384, 3, 5), 11).sin().sum(-1)
 
 
 @pytest.mark.parametrize("read", [parts, by_strides])
-def test_views_by_strides_are_of_the_memory_that_was_traced(read: Callable[[Tensor], Tensor]) -> None:
+def test_views_by_strides_are_of_the_memory_that_was_traced(
+    read: Callable[[Tensor], Tensor], saved: list[tuple[int, ...]]
+) -> None:
     """Backward computes again from a saved tensor with other strides than those which tracing saw."""
     torch.manual_seed(0)
-    args = (torch.randn(2, 512, 24), torch.randn(24, 200), torch.randn(80, 1, 4), torch.randn(80))
+    sizes = ((2, 3, 16, 16), (24, 3, 4, 4), (24, 24), (24,))
+    args = [torch.randn(size) for size in sizes]
 
-    def fn(x: Tensor, w: Tensor, filters: Tensor, bias: Tensor) -> Tensor:
-        steps = (x @ w)[..., 100:180].transpose(1, 2)
-        made = functional.conv1d(steps, filters, bias, padding=3, groups=80)[..., :512].transpose(1, 2)
-        return read(functional.silu(made))
+    def fn(x: Tensor, filters: Tensor, w: Tensor, scale: Tensor) -> Tensor:
+        tokens = functional.conv2d(x, filters, stride=4).flatten(2).transpose(1, 2)
+        for _ in range(2):
+            tokens = tokens + functional.layer_norm(tokens * scale, (24,)) @ w
+        return read(functional.silu(tokens))
 
     def gradients(fn: Callable[..., Tensor], dtype: torch.dtype) -> tuple[Tensor, ...]:
         leaves = [one.to(dtype).requires_grad_() for one in args]
         return torch.autograd.grad(fn(*leaves).sum(), leaves)
 
     torch._dynamo.reset()
-    with recording() as recorder:
-        found = gradients(torch.compile(fn, backend="kgen", options={"cache": False, "gpu_interpreter": True}), torch.float32)
-    saved = [
-        b for one in recorder.graphs if isinstance(one, Record) for b in one.plan.graph.buffers.values() if b.kind == "input"
-    ]
-    assert any(b.strides is not None and b.sizes == (2, 80, 515) and b.strides[1] == 1 for b in saved)
+    found = gradients(torch.compile(fn, backend="kgen", options={"cache": False}), torch.float32)
+    assert any(stride[-1] == 1 for stride in saved if sorted(stride)[1] > 1), saved
     for one, other in zip(found, gradients(fn, torch.float64), strict=True):
         torch.testing.assert_close(one, other.float(), rtol=1e-3, atol=1e-3)
