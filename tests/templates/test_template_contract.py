@@ -98,7 +98,7 @@ def test_names_that_are_a_templates_own(author):
 
 
 def test_rows_in_cpp(author):
-    jinja = "{{ kernel() }} {{ A.tile() }} {{ B.tile() }} {{ C.store() }}"
+    jinja = "{{ kernel() }} {{ A.tile() }} {{ B.tile() }} {{ C.store() }} {{ kernel.end() }}"
     module = MODULE.replace('"cuda"', '"cpu"')
     author.registers(jinja=jinja, module=module)
     with pytest.raises(errors.BadTemplate, match="it holds full rows, which no epilogue in C"):
