@@ -33,8 +33,17 @@ def statement_seconds(update: Statement, points: int, graph: ir.Graph, along: bo
     """The time of so many atomic operations of one statement. Whether the kernel goes `along` what it stores: the tiles of a
     contraction do not."""
     sizes, buffer = Sizes(graph.size_hints), graph.buffers[update.outs[0]]
-    lines = max(1, min(MOST_LINES, math.ceil(sizes.bytes(buffer) / LINE)))
-    return points / (_together(update, buffer, sizes) if along else 1) / lines / LINE_RATE
+    return meeting_seconds(points / (_together(update, buffer, sizes) if along else 1), lines_of(sizes.bytes(buffer)))
+
+
+def lines_of(table: int) -> int:
+    """The lines of a table of so many bytes."""
+    return max(1, math.ceil(table / LINE))
+
+
+def meeting_seconds(instructions: float, lines: int) -> float:
+    """The time of so many instructions, each with operations on one line, that are spread over so many lines."""
+    return instructions / min(MOST_LINES, lines) / LINE_RATE
 
 
 def _together(update: Statement, buffer: ir.Buffer, sizes: Sizes) -> int:

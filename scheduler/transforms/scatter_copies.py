@@ -10,12 +10,11 @@ added go to the copies in turn, and a reduction adds these up.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import replace
 
 import torch
 
-from kgen.cost.atomics import LINE_RATE, MOST_LINES
+from kgen.cost.atomics import MOST_LINES, lines_of, meeting_seconds
 from kgen.device import LINE
 from kgen.ir import index as ix
 from kgen.ir import nodes as ir
@@ -37,15 +36,16 @@ class ScatterCopies(Transform):
     name = "scatter copies"
 
     def apply(self, draft: Draft) -> None:
-        graph, fills = draft.graph, {}
+        graph = draft.graph
         nodes: list[ir.Node] = []
+        zeros: set[str] = set()
         gone: set[str] = set()
         for node in draft.nodes:
             if isinstance(node, ir.Pointwise) and node.value.op == "const" and not node.value.attr:
-                fills[node.out] = node
-            if isinstance(node, ir.Scatter) and _may_be_copied(node, draft, fills):
+                zeros.add(node.out)
+            if isinstance(node, ir.Scatter) and node.mode == "add" and node.target in zeros:
                 copies = copies_of(node, graph)
-                if copies > 1:
+                if copies > 1 and _may_be_copied(node, draft):
                     gone.add(node.target)
                     nodes += _in_copies(node, graph, copies)
                     continue
@@ -53,13 +53,12 @@ class ScatterCopies(Transform):
         draft.nodes = [node for node in nodes if gone.isdisjoint(ir.outs(node))]
 
 
-def _may_be_copied(node: ir.Scatter, draft: Draft, fills: Mapping[str, ir.Pointwise]) -> bool:
-    """Whether the table is zeros that nobody else sees."""
-    graph, table = draft.graph, node.target
-    made = graph.buffers[node.out]
-    if node.mode != "add" or table not in fills or made.dtype is torch.bool:
+def _may_be_copied(node: ir.Scatter, draft: Draft) -> bool:
+    """Whether nobody else sees the table, and a GPU adds to it."""
+    graph, table, made = draft.graph, node.target, draft.graph.buffers[node.out]
+    if made.dtype is torch.bool or made.parts or made.is_part or made.offset != 0:
         return False
-    if draft.options.device(graph, node.out).kind != "cuda" or made.parts or made.is_part or made.offset != 0:
+    if draft.options.device(graph, node.out).kind != "cuda":
         return False
     shared = [b.name for b in graph.buffers.values() if b.alias_of in (table, node.out)]
     readers = [other for other in draft.nodes if table in ir.reads(other)]
@@ -73,9 +72,9 @@ def copies_of(node: ir.Scatter, graph: ir.Graph) -> int:
     added, elements = (ix.product(sizes).as_int() for sizes in ([v.extent for v in node.vars], table.sizes))
     if not added or not elements or not _rows(node):
         return 1
-    lines = -(-elements * table.dtype.itemsize // LINE)
+    lines = lines_of(elements * table.dtype.itemsize)
     together = min(_row_length(node), LINE // table.dtype.itemsize)
-    if added / together / min(lines, MOST_LINES) / LINE_RATE < WORTH:
+    if meeting_seconds(added / together, lines) < WORTH:
         return 1
     wanted = min(2 * MOST_LINES // lines, MOST_COPIES, added // (ADDED * elements))
     return 1 << (wanted.bit_length() - 1) if wanted > 1 else 1
