@@ -1,5 +1,5 @@
-"""Two processes over gloo: a compiled model trains as in eager under DDP, FSDP2 and tensor parallelism, and with collectives of
-its own."""
+"""Two processes, over gloo or on two GPUs: a compiled model trains as in eager under DDP, FSDP2 and tensor parallelism, and with
+collectives of its own."""
 
 from __future__ import annotations
 
@@ -18,8 +18,7 @@ from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 from torch.nn.parallel import DistributedDataParallel
 
-pytestmark = [pytest.mark.cpu, pytest.mark.slow]
-STEPS, WIDTH = 3, 16
+STEPS, WIDTH, PROCESSES = 3, 16, 2
 Compile = Callable[[Any], Any]
 # Gives a module with the parameters, and what is called in its place.
 Setup = Callable[[Compile], tuple[nn.Module, Any]]
@@ -78,7 +77,7 @@ def sharded_blocks(compiled: Compile) -> tuple[nn.Module, Any]:
 
 
 def tensor_parallel(compiled: Compile) -> tuple[nn.Module, Any]:
-    mesh = dist.init_device_mesh("cpu", (2,))
+    mesh = dist.init_device_mesh(torch.get_default_device().type, (PROCESSES,))
     module = Model()
     for block in module.blocks:
         parallelize_module(block, mesh, {"up": ColwiseParallel(), "down": RowwiseParallel()})
@@ -95,7 +94,7 @@ def with_collectives(compiled: Compile) -> tuple[nn.Module, Any]:
         with torch.no_grad():
             total = x.sin()
             dist.all_reduce(total)
-            gathered = [torch.empty_like(total) for _ in range(2)]
+            gathered = [torch.empty_like(total) for _ in range(PROCESSES)]
             dist.all_gather(gathered, total + 1)
         return part * 2 + gathered[1]  # type: ignore[no-any-return]
 
@@ -117,11 +116,12 @@ def trained(setup: Setup, compiled: Compile, rank: int) -> list[Tensor]:
     """The losses of some steps, and the parameters after them."""
     torch.manual_seed(0)
     module, call = setup(compiled)
-    optimizer = torch.optim.SGD(module.parameters(), lr=0.1)
+    optimizer = torch.optim.SGD(module.parameters(), lr=0.1, foreach=False)  # tensor parallelism mixes kinds of tensors
     losses = []
     for step in range(STEPS):
         generator = torch.Generator().manual_seed(10 * step + rank)
-        loss = (call(torch.randn(4, 7, WIDTH, generator=generator)) ** 2).mean()
+        numbers = torch.randn(4, 7, WIDTH, generator=generator, device="cpu")
+        loss = (call(numbers.to(torch.get_default_device())) ** 2).mean()
         loss.backward()
         optimizer.step()
         optimizer.zero_grad()
@@ -134,10 +134,13 @@ def whole(value: Any) -> Tensor:
     return value.full_tensor() if hasattr(value, "full_tensor") else value  # type: ignore[no-any-return]
 
 
-def compare(rank: int, folder: str) -> None:
-    """What a process runs."""
+def compare(rank: int, folder: str, kind: str, backend: str) -> None:
+    """What a process runs: on a CPU, or on the GPU of its rank."""
     torch.set_num_threads(1)
-    dist.init_process_group("gloo", init_method=f"file://{folder}/rendezvous", rank=rank, world_size=2)
+    if kind == "cuda":
+        torch.cuda.set_device(rank)
+    torch.set_default_device(f"{kind}:{rank}" if kind == "cuda" else kind)
+    dist.init_process_group(backend, init_method=f"file://{folder}/rendezvous", rank=rank, world_size=PROCESSES)
     for name, setup in SETUPS.items():
         torch._dynamo.reset()
         expected = trained(setup, lambda function: function, rank)
@@ -151,6 +154,19 @@ def compare(rank: int, folder: str) -> None:
     dist.destroy_process_group()
 
 
+def train_together(folder: Path, kind: str, backend: str) -> None:
+    mp.spawn(compare, (str(folder), kind, backend), nprocs=PROCESSES)
+    assert {path.name for path in folder.iterdir()} >= {f"{name} {rank}" for name in SETUPS for rank in range(PROCESSES)}
+
+
+@pytest.mark.cpu
+@pytest.mark.slow
 def test_two_processes_train_as_in_eager(tmp_path: Path) -> None:
-    mp.spawn(compare, (str(tmp_path),), nprocs=2)
-    assert {path.name for path in tmp_path.iterdir()} >= {f"{name} {rank}" for name in SETUPS for rank in range(2)}
+    train_together(tmp_path, "cpu", "gloo")
+
+
+@pytest.mark.gpu
+@pytest.mark.slow
+@pytest.mark.skipif(torch.cuda.device_count() < PROCESSES, reason="needs two GPUs")
+def test_two_gpus_train_as_in_eager(tmp_path: Path) -> None:
+    train_together(tmp_path, "cuda", "nccl")
