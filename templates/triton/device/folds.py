@@ -117,7 +117,15 @@ def combine_welford(mean, m2, count, other_mean, other_m2, other_count):
 
 @triton.jit
 def fold_welford(mean, m2, count, axis: tl.constexpr):
-    return tl.reduce((mean, m2, count), axis, combine_welford)
+    """Of a tile in registers: the mean first, then the squares around it, as Chan, Golub and LeVeque compute them in two passes.
+    Combining states by pairs divides for each, which takes ptxas ten seconds where a thread holds 128 elements. Means are
+    weighted before they are added up, so that large ones do not overflow."""
+    total = tl.reduce(count, axis, combine_sum)
+    share = truediv(1.0, tl.where(total == 0, 1.0, total))
+    weighted = tl.where(count == 0, 0.0, mean * (count * tl.expand_dims(share, axis)))
+    joined = tl.reduce(weighted, axis, combine_sum)
+    delta = tl.where(count == 0, 0.0, mean - tl.expand_dims(joined, axis))
+    return joined, tl.reduce(m2 + delta * delta * count, axis, combine_sum), total
 
 
 @triton.jit
