@@ -74,8 +74,9 @@ class OperandLayout(Transform):
         for kernel in (one for step in plan.kernels for one in members(step) if one.contracts and self.concerns(one)):
             out = contraction_of(kernel)
             asked = out in known and not (known[out] == NONE and _stored_names(out, plan.graph) & written)
-            if not asked and out not in again and parts.get(out, 1) == 1:
-                found[Candidate(self.name, out)] = _chosen_copies(kernel, attempt, written)
+            chosen = None if asked or out in again or parts.get(out, 1) != 1 else _chosen_copies(kernel, attempt, written)
+            if chosen is not None:
+                found[Candidate(self.name, out)] = chosen
         return Changes(found) if any(found.values()) else Changes()
 
     def concerns(self, kernel: Kernel) -> bool:
@@ -124,8 +125,9 @@ def _stored_names(out: str, graph: ir.Graph) -> set[str]:
     return set() if node is None else {load.attr[0] for load in vs.loads(node.stored)}
 
 
-def _chosen_copies(kernel: Kernel, attempt: Attempt, written: frozenset[str]) -> str:
-    """The operands of a kernel's contraction to copy, as was measured, else by the cost model."""
+def _chosen_copies(kernel: Kernel, attempt: Attempt, written: frozenset[str]) -> str | None:
+    """The operands of a kernel's contraction to copy, as was measured, else by the cost model; None where that says nothing of
+    the kernel as it is, which is asked about again when something else is fused with its matmul."""
     out, options = contraction_of(kernel), attempt.options
     if options.only is not None:
         return options.only.copies
@@ -222,16 +224,22 @@ def _readings(kernel: Kernel, graph: ir.Graph, device: Device, written: frozense
     return found
 
 
-def best_copies(kernel: Kernel, graph: ir.Graph, device: Device, vendor: bool, written: frozenset[str] = frozenset()) -> str:
-    """The operands to copy, by the cost model. `vendor`: whether a library call computes the matmul. Operands that are
-    `written` in any case, such as for another library call, cost nothing more."""
+def best_copies(
+    kernel: Kernel, graph: ir.Graph, device: Device, vendor: bool, written: frozenset[str] = frozenset()
+) -> str | None:
+    """The operands to copy, by the cost model; None where templates have no estimate with copies or without. `vendor`: whether
+    a library call computes the matmul. Operands that are `written` in any case, such as for another library call, cost nothing
+    more."""
     possible = _readings(kernel, graph, device, written)
     if not possible:
         return NONE
-    now = min(_template_seconds(kernel, graph, device, vendor), _library_seconds(kernel, graph, device) if vendor else math.inf)
+    own = _template_seconds(kernel, graph, device, vendor)
+    now = min(own, _library_seconds(kernel, graph, device) if vendor else math.inf)
     # what takes as long to make as the whole matmul takes now is not looked at by templates
     worth = {copies: one for copies, one in possible.items() if one.seconds * WORTH < now < math.inf}
     found = {copies: _template_seconds(one.kernel, one.graph, device, vendor) + one.seconds for copies, one in worth.items()}
+    if worth and math.isinf(min(own, *found.values())):
+        return None
     best = min(found, key=lambda copies: found[copies], default=NONE)
     if best == NONE:
         return NONE

@@ -286,6 +286,21 @@ def test_what_is_stored_for_a_library_call_is_read_by_a_template() -> None:
     assert Reason.OPERAND_STORED in {verdict.reason for verdict in plan.verdicts if verdict.consumer == "convolution_backward"}
 
 
+def logits_gradients(dy: Tensor, w: Tensor, x: Tensor, mean: Tensor, rstd: Tensor, g: Tensor) -> tuple[Tensor, ...]:
+    """Of a layer norm's rows too, which both passes over the rows of `dy w` need."""
+    outs = torch.ops.aten.native_layer_norm_backward(dy @ w, x, [x.shape[1]], mean, rstd, g, g, [True, True, True])
+    return *outs, dy.t() @ x
+
+
+def test_operands_are_asked_about_again_when_no_template_took_the_kernel_that_was_asked() -> None:
+    """Tiles of full rows have no estimate for sums over a vocabulary: when the mean of the rows is given up, the matmul is asked."""
+    columns = (e(4096, 1, dtype=torch.float32), e(4096, 1, dtype=torch.float32), e(768))
+    plan = plan_of(logits_gradients, e(4096, 50257), e(50257, 768), e(4096, 768), *columns)
+    [copy] = copies_in(plan)
+    read = [v.consumer for v in plan.verdicts if v.reason is Reason.ROWS_IN_LINES]
+    assert len(read) == 2, f"{copy.name} is read by {read}"
+
+
 def test_for_any_number_of_rows_only_what_has_rows_is_computed_first(monkeypatch: pytest.MonkeyPatch) -> None:
     """Weights would be dequantised in memory for the few rows of the next call, too."""
 
