@@ -25,6 +25,9 @@ L2_RATE, LINE = 101e9, 128
 # Additions a second of one SM, in epilogues and in kernels of their own (H100, 2026-11-24, bench.regret).
 ADDITIONS = 220 * 1.7e9
 
+# How many times faster AVX-512 multiplies bfloat16 than float32; AMX is faster.
+AVX512_NARROW = 2
+
 
 def is_rounded(kind: torch.dtype) -> bool:
     """Whether a GPU's matrix units round numbers of a type to TF32, as torch's setting for matmuls allows."""
@@ -52,6 +55,10 @@ class Device:
     bandwidth: float = 4.3e12
     library: float = 1.0
     interpreted: bool = False
+
+    def in_tiles(self, kind: torch.dtype) -> bool:
+        """Whether a CPU's AMX multiplies numbers of a type."""
+        return self.kind == "cpu" and kind is torch.bfloat16 and self.narrow > AVX512_NARROW
 
     def rate(self, kind: torch.dtype) -> float:
         """Operations a second of the units that multiply numbers of a type."""

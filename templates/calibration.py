@@ -23,6 +23,8 @@ from kgen.templates.problem import Input, Problem
 
 # Bytes of a load of the matrix units' operands, and the most channels of a window that were measured.
 LOAD, FEW_CHANNELS = 16, 4
+# Positions of a CPU's convolutions at most, and elements of their filters at least.
+FEW_POSITIONS, MANY_FILTERS = 196, 500_000
 # Terms of the sums in a tile of full rows, at most.
 LONGEST_SUM = 16_384
 # Operations on float32 numbers below which a launch more takes longer than multiplying them at a tenth of the library's rate.
@@ -45,8 +47,10 @@ def of_matrices(problem: Problem) -> str | None:
 
 
 def of_matrices_on_cpus(problem: Problem) -> str | None:
-    """The same on a CPU, whose library is good at few channels as well: a stem of three took 8.5 times its time."""
-    return _unknown_window(problem, lambda one: _is_read_once(problem, one))
+    """The same on a CPU, whose library is good at few channels as well: a stem of three took 8.5 times its time. Where there
+    are few positions, it brings more filters into its order than it multiplies images: 3x3 convolutions of 256 channels and
+    more, and their gradients, take .31 to 1.0 of its time there (docs/decisions/0029-prices-of-cpu-convolutions.md)."""
+    return _unknown_window(problem, lambda one: _is_read_once(problem, one) or _has_few_positions(problem, one))
 
 
 def of_half_on_hopper(problem: Problem) -> str | None:
@@ -76,6 +80,15 @@ def _is_read_once(problem: Problem, one: Input) -> bool:
         return False
     buffer = problem.graph.buffers[one.load.attr[0]]
     return problem.bytes_of_operand(one.name) <= problem.sizes.bytes(buffer)
+
+
+def _has_few_positions(problem: Problem, one: Input) -> bool:
+    """Whether a window of images, or of their gradient, has few positions to what filters, or their gradient, have elements."""
+    if problem.contraction is None or not problem.contraction.windowed or problem.size("b") != 1:
+        return False
+    positions = problem.size("m" if "m" in one.axes else "k")
+    filters = problem.size("n") * problem.size("k" if "m" in one.axes else "m")
+    return positions <= FEW_POSITIONS and filters >= MANY_FILTERS
 
 
 def _has_few_channels(problem: Problem, one: Input) -> bool:

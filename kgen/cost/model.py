@@ -8,7 +8,10 @@ from __future__ import annotations
 import math
 from collections.abc import Hashable, Iterator, Sequence
 
+import torch
+
 from kgen.cost.atomics import atomics_seconds
+from kgen.cost.cpu_convolutions import convolution_on_cpu
 from kgen.device import ADDITIONS, L2_RATE
 from kgen.ir import index as ix
 from kgen.ir import nodes as ir
@@ -28,6 +31,9 @@ APART = 0.05
 # How much longer than streaming it takes a CPU's library to bring operands into the order in which it multiplies them, where
 # they are larger than so many bytes and do not lie in its caches.
 PACKING, CACHED = 1.35, 2 << 20
+# How much longer it takes a CPU's library with AMX, which brings operands into the order of its tiles at each call (Intel Xeon,
+# 2026-11-27, bench.regret).
+AMX_ORDERING = 1.5
 # What is left of a CPU's library's rate on 16-bit floats where there are no instructions that multiply them.
 EMULATED_SHARE = 0.25
 # What is left of cuBLAS' rate where rows begin at multiples of so many bytes; only 16 and 2 are measured.
@@ -353,9 +359,15 @@ def _share_on_cpu(problem: Problem) -> float:
     """What is left of the library's rate for a type of numbers."""
     if not problem.main_dtype.is_floating_point:
         return 1.0
-    if problem.main_dtype.itemsize == 2 and problem.device.narrow <= 1:
+    if _is_emulated(problem):
         return EMULATED_SHARE
     return problem.device.library if problem.main_dtype.itemsize >= 4 else 1.0
+
+
+def _is_emulated(problem: Problem) -> bool:
+    """Whether a CPU has no instructions that multiply a type of numbers."""
+    kind = problem.main_dtype
+    return kind.is_floating_point and kind.itemsize == torch.bfloat16.itemsize and problem.device.narrow <= 1
 
 
 def _is_merged(problem: Problem, name: str) -> bool:
@@ -460,13 +472,16 @@ def _call(problem: Problem, streaming: float) -> float:
             and tiles < device.compute_units // 4
         )
         return max(compute, streaming) + APART * min(compute, streaming) + (CUT_SUM if cut else 0)
+    if _windowed(problem) and problem.main_dtype.is_floating_point and not _is_emulated(problem):
+        return convolution_on_cpu(problem)
     share *= _share_on_cpu(problem)
     compute = problem.flops / len(problem.members) / problem.rate / share
     batch, extents = _result_sizes(problem)
+    ordering = AMX_ORDERING if device.in_tiles(problem.main_dtype) and math.prod(batch) == 1 else 1.0
     largest = max(problem.bytes_of_operand(name) for name in problem.inputs) / math.prod(batch)
     if min(extents) == 1 or largest < CACHED:
-        return max(compute, streaming)
-    return compute + streaming * PACKING
+        return max(compute, streaming) * ordering
+    return (compute + streaming * PACKING) * ordering
 
 
 def _idle(problem: Problem, batch: int, extents: list[int]) -> float:

@@ -24,6 +24,7 @@ from kgen.build import toolchain
 from kgen.build.toolchain import NARROW
 from kgen.capture.freeze import SMALL
 from kgen.cost import model
+from kgen.device import AVX512_NARROW
 from kgen.host import cudagraph
 from kgen.host.frozen import FrozenCall
 from kgen.report.record import Record, recording
@@ -120,7 +121,7 @@ def few_rows(kind: torch.dtype) -> int:
         return packing.FEW_ROWS
     if widened():
         return packing.FEW_WIDENED_ROWS
-    return packing.FEW_TILED_ROWS if narrow() > packing.AVX512_NARROW else packing.FEW_ROWS
+    return packing.FEW_TILED_ROWS if narrow() > AVX512_NARROW else packing.FEW_ROWS
 
 
 def gate_up(x: Tensor, w: Tensor, v: Tensor) -> Tensor:

@@ -1,5 +1,5 @@
-"""Two processes, over gloo or on two GPUs: a compiled model trains as in eager under DDP, FSDP2 and tensor parallelism, and with
-collectives of its own."""
+"""Two processes, over gloo or on two GPUs: a compiled model trains as in eager under DDP, FSDP2 and tensor parallelism, and
+with collectives of its own."""
 
 from __future__ import annotations
 

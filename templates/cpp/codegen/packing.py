@@ -17,25 +17,17 @@ from __future__ import annotations
 
 import torch
 
-from kgen.device import Device
 from kgen.ir import index as ix
 from kgen.ir.plan import Packing
 from kgen.templates.problem import Problem
 
-__all__ = ["in_tiles", "packing_of", "why_not"]
+__all__ = ["packing_of", "why_not"]
 
 # Rows above which packing at each call is little beside the matmuls. Up to so many, columns are as well read where they lie:
 # of any numbers, of those that packing widens, and of those that AMX multiplies.
 MOST_ROWS, FEW_ROWS, FEW_WIDENED_ROWS, FEW_TILED_ROWS = 512, 2, 4, 16
-# How many times faster than float32 bfloat16 is multiplied without AMX.
-AVX512_NARROW = 2
 # Whatever the instruction set: columns of a panel, and words along k that are packed at a time.
 COLUMNS, DEPTH = 32, 16
-
-
-def in_tiles(kind: torch.dtype, device: Device) -> bool:
-    """Whether AMX multiplies such numbers."""
-    return kind is torch.bfloat16 and device.narrow > AVX512_NARROW
 
 
 def why_not(problem: Problem, name: str, number: int = 0) -> str | None:
@@ -60,7 +52,7 @@ def _by_rows(problem: Problem, rows: str, kind: torch.dtype) -> str | None:
         return "packed it is twice as large, and a few rows take as long as reading it"
     if not problem.static(rows):
         return None
-    few = FEW_TILED_ROWS if in_tiles(kind, problem.device) else FEW_ROWS
+    few = FEW_TILED_ROWS if problem.device.in_tiles(kind) else FEW_ROWS
     if problem.size(rows) <= few:
         return f"with {problem.size(rows)} rows it is read as fast unpacked"
     return f"with {problem.size(rows)} rows packing takes little of the time" if problem.size(rows) > MOST_ROWS else None

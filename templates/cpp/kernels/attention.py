@@ -12,7 +12,6 @@ from kgen.ir import index as ix
 from kgen.templates.attention_programs import ATTENTION
 from kgen.templates.base import KernelTemplate
 from kgen.templates.contract import Config, knob, operand, result, template
-from kgen.templates.cpp.codegen import packing
 from kgen.templates.middle import Middle
 from kgen.templates.problem import Problem
 
@@ -62,7 +61,7 @@ class Attention(KernelTemplate):
 
     def seconds(self, problem: Problem, config: Config) -> float:
         """Both matmuls at the engine's rates, of scores that a mask may keep; or reading operands."""
-        rate = TILES_RATE if packing.in_tiles(problem.main_dtype, problem.device) else RATE
+        rate = TILES_RATE if problem.device.in_tiles(problem.main_dtype) else RATE
         matmuls = problem.flops / problem.rate / rate * share(problem, problem.middles["scores"], config)
         reading = sum(problem.bytes_read(name) for name in problem.inputs) + problem.epilogue_bytes
         return START + max(matmuls, reading / problem.device.bandwidth)

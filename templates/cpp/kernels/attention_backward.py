@@ -16,7 +16,6 @@ import torch
 from kgen.templates.attention_programs import GRADIENT, GRADIENT_OF_SCORES, GRADIENT_OF_TABLE, GRADIENT_OF_VALUES
 from kgen.templates.base import KernelTemplate
 from kgen.templates.contract import Config, knob, operand, result, template
-from kgen.templates.cpp.codegen import packing
 from kgen.templates.cpp.kernels.attention import START, TILES_RATE, TYPES, rows_of_blocks, share
 from kgen.templates.problem import Problem, bare_number
 
@@ -45,7 +44,7 @@ class _Recomputing(KernelTemplate):
 
     def seconds(self, problem: Problem, config: Config) -> float:
         """All matmuls at the engine's rates, of scores that a mask may keep; or reading operands."""
-        rate = TILES_RATE if packing.in_tiles(problem.main_dtype, problem.device) else RATE
+        rate = TILES_RATE if problem.device.in_tiles(problem.main_dtype) else RATE
         matmuls = problem.flops / problem.rate / rate * share(problem, problem.middles[self._slot], config)
         reading = sum(problem.bytes_read(name) for name in problem.inputs) + problem.epilogue_bytes
         return START + max(matmuls, reading / problem.device.bandwidth)

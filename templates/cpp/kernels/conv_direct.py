@@ -25,7 +25,7 @@ UNROLLED = 8
 # no adjacent in memory (docs/decisions/0021-cpu-convolutions.md).
 START, RATE, APART = 2e-6, 0.45, 8.0
 # Sizes of what was measured: channels and positions of a row at least, and taps of a row and a column.
-FEWEST_CHANNELS, FEWEST_POSITIONS = 64, 14
+FEWEST_CHANNELS, FEWEST_POSITIONS, SHORT = 64, 14, 14
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,10 +91,15 @@ class ConvolutionOfChannels(_Direct):
         return _seconds(problem, "g")
 
     def uncalibrated(self, problem: Problem) -> str | None:
-        """Depthwise convolutions of stride 1 with 3 by 3 or 5 by 5 taps take .7 to 1.0 of the library's time."""
-        if problem.size("g") < FEWEST_CHANNELS or not _moves_by_one(problem):
+        """Depthwise convolutions of stride 1 with 3 by 3 or 5 by 5 taps take .5 to 1.0 of the library's time, with 7 by 7 taps
+        where rows are short .66 to 1.0, with 3 by 3 and stride 2 there .43 to .73; gradients of filters .1 to .5."""
+        if problem.size("g") < FEWEST_CHANNELS:
             return OTHERS
-        return _of_depthwise(problem, "g", (3, 5))
+        if _is_gradient_of_filters(problem):
+            return None
+        short = problem.size("w") <= NARROW
+        taps = (3, 5, *((7,) if short else ())) if _moves_by_one(problem) else (3,) if problem.size("w") <= SHORT else ()
+        return _of_depthwise(problem, "g", taps)
 
 
 @template(
@@ -154,15 +159,34 @@ def _are_adjacent(problem: Problem, axis: str) -> bool:
     """Whether what is stored along an axis, and most of what is read, is contiguous in memory."""
     loops = problem.loops[axis]
     stores = [s.store[0] for s in problem.epilogue for kept in s.stored if kept and s.kind == "pointwise"]
+    return bool(loops) and all(ix.stride_of(e, loops[-1]) == 1 for e in stores) and _reads_adjacent(problem, axis)
+
+
+def _reads_adjacent(problem: Problem, axis: str) -> bool:
+    """Whether most of what is read along an axis is contiguous in memory."""
+    loops = problem.loops[axis]
     loads = [load.attr[1][0] for load in vs.loads([problem.inputs["X"].value]) if loops and loops[-1] in load.variables()]
-    if not loops or not loads:
+    if not loads:
         return False
     step = problem.steps.get(loops[-1], 1)
-    return all(ix.stride_of(e, loops[-1]) == 1 for e in stores) and all(ix.stride_of(e, loops[-1]) == step for e in loads)
+    return all(ix.stride_of(e, loops[-1]) == step for e in loads)
 
 
 def _moves_by_one(problem: Problem) -> bool:
     return all(problem.step(axis) == 1 for axis in ("h", "w"))
+
+
+def _is_gradient_of_filters(problem: Problem) -> bool:
+    """Whether results are as many taps of filters of one channel each, and sums go over the positions of images whose channels
+    are adjacent in memory: of float32 numbers these were measured, by 3, 5 and 7."""
+    [taps, rows, columns] = [problem.size(axis) for axis in "hrs"]
+    square = (
+        taps == problem.size("w") in (3, 5, 7) and min(rows, columns) > taps and problem.size("q") == problem.size("d") == 1
+    )
+    depthwise = len(problem.loops["g"]) == 1 and problem.size("c") == 1 and not _shares_image(problem)
+    static = all(problem.static(axis) for axis in "grshw")
+    measured = problem.device.isa == "avx512" and problem.main_dtype is torch.float32
+    return square and depthwise and static and measured and _reads_adjacent(problem, "g")
 
 
 def _of_depthwise(problem: Problem, vector: str, taps: tuple[int, ...]) -> str | None:

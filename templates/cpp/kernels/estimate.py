@@ -12,6 +12,7 @@ import math
 
 import torch
 
+from kgen.ir import values as vs
 from kgen.templates.contract import Config
 from kgen.templates.cpp.codegen import packing
 from kgen.templates.cpp.kernels.blocking import DOT_ROWS, FEW_ROWS, Blocking, choose_blocking
@@ -23,6 +24,11 @@ START = 2e-6
 # packing counts for more.
 RATE, TILES_RATE, TILES_COLUMNS_RATE = 0.88, 0.8, 0.56
 PAIRS_RATE = 0.93  # of bfloat16 in registers
+# The same of convolutions, and the share of the bandwidth at which their images are packed, where calls follow each other and
+# nothing stays in a core's caches (docs/decisions/0029-prices-of-cpu-convolutions.md).
+IMAGES_RATE, IMAGES_TILES_RATE, IMAGES_PACK_RATE = 0.65, 0.36, 0.35
+# And the seconds of a thread for each result, which few channels do not hide, and for each unit of its epilogue's cost.
+IMAGES_RESULT, IMAGES_EPILOGUE = 0.5e-9, 0.01e-9
 # Share of the memory's bandwidth: of packing, of reading columns of a few rows, and of pairs that have to be brought together.
 PACK_RATE, READ_RATE, PAIRING_RATE = 1.0, 1.0, 0.55
 # What is left of the time of reading columns that are read while they are multiplied.
@@ -43,6 +49,10 @@ def seconds(problem: Problem, config: Config) -> float:
     compute = problem.flops / problem.rate / _rate(problem, pairs, apart)
     share = (PAIRING_RATE if apart and smallest > 2 else READ_RATE) if few else PACK_RATE
     reading = {name: problem.bytes_read(name) / problem.device.bandwidth / share for name in problem.inputs}
+    if _is_convolution(problem) and not few:
+        reading["A"] /= IMAGES_PACK_RATE
+        each = IMAGES_RESULT + IMAGES_EPILOGUE * vs.total_cost([root for s in problem.epilogue for root in s.roots])
+        compute += each * (problem.size_of_result // problem.main_dtype.itemsize) / problem.device.compute_units
     compute += sum(problem.bytes_read(one.operand) for one in problem.operand_reductions) / problem.device.bandwidth * SUMMING
     writing = problem.epilogue_bytes / problem.device.bandwidth
     if few:
@@ -59,14 +69,22 @@ def seconds(problem: Problem, config: Config) -> float:
 
 def _rate(problem: Problem, pairs: bool, apart: bool) -> float:
     """The share of the peak rate that matmuls reach: of numbers, of `pairs`, or of those that are no neighbours in memory."""
-    if not packing.in_tiles(problem.main_dtype, problem.device):
+    tiles = problem.device.in_tiles(problem.main_dtype)
+    if _is_convolution(problem):
+        return IMAGES_TILES_RATE if tiles else IMAGES_RATE
+    if not tiles:
         return PAIRS_RATE if pairs else RATE
     return TILES_COLUMNS_RATE if apart else TILES_RATE
 
 
+def _is_convolution(problem: Problem) -> bool:
+    """Whether a library computes it as a convolution, one of its gradients included."""
+    return problem.contraction is not None and problem.contraction.windowed
+
+
 def _dots(problem: Problem) -> bool:
     """Whether columns are multiplied where they lie: `Operand::takes_dots` of the engine."""
-    if packing.in_tiles(problem.main_dtype, problem.device) or problem.size("m") > DOT_ROWS:
+    if problem.device.in_tiles(problem.main_dtype) or problem.size("m") > DOT_ROWS:
         return False
     return all(problem.stride("B", "k", number) == 1 for number in range(len(problem.members)))
 

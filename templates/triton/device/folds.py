@@ -117,7 +117,7 @@ def combine_welford(mean, m2, count, other_mean, other_m2, other_count):
 
 @triton.jit
 def fold_welford(mean, m2, count, axis: tl.constexpr):
-    """Of a tile in registers: the mean first, then the squares around it, as Chan, Golub and LeVeque compute them in two passes.
+    """Of a tile in registers, in two passes as Chan, Golub and LeVeque describe: the mean first, then the squares around it.
     Combining states by pairs divides for each, which takes ptxas ten seconds where a thread holds 128 elements. Means are
     weighted before they are added up, so that large ones do not overflow."""
     total = tl.reduce(count, axis, combine_sum)

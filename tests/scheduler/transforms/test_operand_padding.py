@@ -293,7 +293,7 @@ def logits_gradients(dy: Tensor, w: Tensor, x: Tensor, mean: Tensor, rstd: Tenso
 
 
 def test_operands_are_asked_about_again_when_no_template_took_the_kernel_that_was_asked() -> None:
-    """Tiles of full rows have no estimate for sums over a vocabulary: when the mean of the rows is given up, the matmul is asked."""
+    """Tiles of full rows have no estimate for sums over a vocabulary: without them, the matmul is asked again."""
     columns = (e(4096, 1, dtype=torch.float32), e(4096, 1, dtype=torch.float32), e(768))
     plan = plan_of(logits_gradients, e(4096, 50257), e(50257, 768), e(4096, 768), *columns)
     [copy] = copies_in(plan)

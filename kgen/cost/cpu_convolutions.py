@@ -1,0 +1,49 @@
+"""What a CPU's library takes for a convolution, or for one of its gradients (docs/decisions/0029-prices-of-cpu-convolutions.md).
+
+Measured on two threads of an Intel Xeon with AMX and of an AMD EPYC with AVX-512, with images whose channels are the innermost
+dimension: the constants fit both within a fifth. Nothing is frozen: the library brings filters into an order of its own at each
+call, and their gradient back from it.
+"""
+
+from __future__ import annotations
+
+import math
+
+import torch
+
+from kgen.ir import nodes as ir
+from kgen.templates.problem import Problem
+
+__all__ = ["convolution_on_cpu"]
+
+# Seconds of a call through torch: of a convolution, and of each gradient, of which one call makes several.
+CALL, GRADIENT = 60e-6, 40e-6
+# Shares of the rate: of sums over channels, of one channel each, and of the gradient of such filters.
+RATE, OF_CHANNELS, OF_CHANNELS_FILTERS = 0.75, 0.35, 0.03
+# Shares of the bandwidth: of filters, of those that gradients read or write, and of images, in 32 bits and in 16.
+FILTERS, GRADIENT_FILTERS, IMAGES, NARROW_IMAGES = 0.28, 0.15, 0.8, 0.25
+
+
+def convolution_on_cpu(problem: Problem) -> float:
+    """Seconds of the library's call, without what it does to the results in the same call."""
+    node = problem.contraction
+    assert node is not None
+    assert node.vendor is not None
+    gradient = len(node.vendor.outs) > 1
+    tensors = [problem.graph.buffers[one.buffer] for one in node.vendor.args if isinstance(one, ir.TensorArg)]
+    filters = tensors[2 if gradient else 1]
+    of_filters = gradient and node.vendor.outs[0] is None
+    read = problem.sizes.bytes(filters)
+    images = sum(map(problem.sizes.bytes, tensors[: 2 if of_filters else 1])) + (0 if of_filters else problem.size_of_result)
+    wide = problem.main_dtype.itemsize >= torch.float32.itemsize
+    moving = read / (GRADIENT_FILTERS if gradient else FILTERS) + images / (IMAGES if wide else NARROW_IMAGES)
+    rate = problem.rate * _share(problem, filters, of_filters)
+    return (GRADIENT if gradient else CALL) + problem.flops / len(problem.members) / rate + moving / problem.device.bandwidth
+
+
+def _share(problem: Problem, filters: ir.Buffer, of_filters: bool) -> float:
+    """The share of the rate that sums of products reach. Of instructions that multiply 16-bit floats n times as fast as wide
+    ones, about the root of n is left."""
+    if filters.sizes[1].as_int() == 1 and filters.sizes[0].as_int() != 1:  # each group has one channel
+        return OF_CHANNELS_FILTERS if of_filters else OF_CHANNELS
+    return RATE / math.sqrt(problem.device.narrow) if problem.main_dtype.itemsize == torch.bfloat16.itemsize else RATE

@@ -1,0 +1,70 @@
+"""Who computes convolutions on a CPU, by estimates of both: the library orders filters at each call, which pays for many
+positions."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from kgen.device import Device
+from kgen.ir.plan import Schedule, members
+from kgen.scheduler import Options
+from tests.kernels import plans
+
+# Two threads with AVX-512: of an AMD, whose MKL is slow, and with AMX.
+AMD = Device("cpu", 0, 2, 0, 0, "avx512", 16, 2 * 280e9, 2.0, 20e9, 0.42)
+AMX = Device("cpu", 0, 2, 0, 0, "avx512", 16, 7 * 280e9, 7.0, 20e9, 1.0)
+pytestmark = pytest.mark.parametrize("cpu", [AMD, AMX], ids=["avx512", "amx"])
+
+
+def image(*shape: int) -> Tensor:
+    return torch.empty(*shape).to(memory_format=torch.channels_last)
+
+
+def convolution(x: Tensor, w: Tensor) -> Tensor:
+    return F.relu(F.conv2d(x, w, padding=w.shape[-1] // 2, groups=x.shape[1] // w.shape[1]))
+
+
+def gradients(dy: Tensor, x: Tensor, w: Tensor) -> tuple[Tensor, Tensor]:
+    windows = ([1, 1], [w.shape[-1] // 2] * 2, [1, 1], False, [0, 0], x.shape[1] // w.shape[1])
+    dx, dw, _ = torch.ops.aten.convolution_backward(dy, x, w, None, *windows, [True, True, False])
+    return dx, dw
+
+
+def taken(f: Callable[..., object], *args: Tensor, cpu: Device) -> tuple[list[str], int]:
+    """The templates of a plan, and its library calls."""
+    plan: Schedule = plans(f, *args, options=Options(cpu=cpu)).forward
+    kernels = [kernel for step in plan.kernels for kernel in members(step) if kernel.contracts]
+    return [kernel.choice.template for kernel in kernels if kernel.choice is not None], len(plan.calls)
+
+
+def test_many_channels_at_few_positions_are_a_templates(cpu: Device) -> None:
+    assert taken(convolution, image(1, 512, 7, 7), image(512, 512, 3, 3), cpu=cpu) == (["cpp_matmul"], 0)
+    assert taken(convolution, image(1, 2048, 7, 7), image(512, 2048, 1, 1), cpu=cpu) == (["cpp_matmul"], 0)
+
+
+def test_few_channels_at_many_positions_are_the_librarys(cpu: Device) -> None:
+    assert taken(convolution, image(1, 64, 56, 56), image(64, 64, 3, 3), cpu=cpu) == ([], 1)
+    assert taken(convolution, image(1, 256, 56, 56), image(64, 256, 1, 1), cpu=cpu) == ([], 1)
+
+
+@pytest.mark.parametrize("taps", [1, 3])
+def test_gradients_of_many_channels_at_few_positions_are_a_templates(taps: int, cpu: Device) -> None:
+    args = (image(1, 512, 7, 7), image(1, 512, 7, 7), image(512, 512, taps, taps))
+    assert taken(gradients, *args, cpu=cpu) == (["cpp_matmul", "cpp_matmul"], 0)
+
+
+def test_gradients_at_many_positions_are_the_librarys_one_call(cpu: Device) -> None:
+    assert taken(gradients, image(1, 64, 56, 56), image(1, 64, 56, 56), image(64, 64, 3, 3), cpu=cpu) == ([], 1)
+
+
+@pytest.mark.parametrize(("channels", "side", "taps"), [(240, 28, 5), (384, 14, 7), (96, 56, 7)])
+def test_gradients_of_depthwise_filters_are_a_templates(channels: int, side: int, taps: int, cpu: Device) -> None:
+    args = (image(1, channels, side, side), image(1, channels, side, side), torch.empty(channels, 1, taps, taps))
+    templates, _ = taken(gradients, *args, cpu=cpu)
+    assert templates
+    assert set(templates) == {"cpp_conv_direct"}
