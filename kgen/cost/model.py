@@ -74,7 +74,7 @@ CUT_SUM, LONG_SUM = 8e-6, 4096
 FUSED_TAIL, FUSED_TILE, FUSED_TAILS = 1.5e-6, 128 * 256, 5
 # What functions cost in separate kernels beyond the additions that they count for elsewhere: kernels of GELU take 62 us on an
 # H100 and 65 us on an H200, whose memory is half as fast again (2026-11-26, bench.regret).
-FUNCTIONS = {"erf": 45, "log1p": 25}
+FUNCTIONS = {"erf": 45, "log1p": 25, "sigmoid": 28, "sqrt": 15, "reciprocal": 15, "truediv": 15}
 # Seconds from the end of a kernel's first programs to that of its last ones, when another one waits for it.
 DRAIN = 2e-6
 # Sums that one program of a GPU makes, column by column.

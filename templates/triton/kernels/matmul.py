@@ -34,6 +34,8 @@ WIDE = {
 }
 # Points of the largest tile for which exact matmuls of float32 numbers have registers enough.
 LARGEST_EXACT = 128 * 128
+# Elements along k of the shortest tiles of few rows.
+SHORTEST_ROW = 128
 # Rows of a tile from which a Hopper GPU multiplies out of shared memory, and does not wait for it.
 ASYNCHRONOUS, HOPPER = 64, 90
 
@@ -230,8 +232,10 @@ def _few_rows(problem: Problem, wide: int) -> Iterator[dict[str, Any]]:
     rows = ((16, 32, 256, 4, 4), (16, 32, 128, 4, 4), (16, 64, 128, 4, 4), (16, 16, 256, 4, 4), (16, 32, 512, 4, 3))
     if problem.contiguous("B") == "n":
         rows = ((16, 64, 128, 4, 5), (16, 128, 64, 4, 5), (16, 64, 64, 4, 6), (16, 32, 128, 4, 4))
+    longest = 2 * problem.size("k")
     for m, n, k, warps, stages in rows:
-        yield {"BLOCK_M": m, "BLOCK_N": n, "BLOCK_K": k // wide, "WARPS": warps, "STAGES": stages}
+        if k // wide < longest or k == SHORTEST_ROW:  # others read more zeros than numbers
+            yield {"BLOCK_M": m, "BLOCK_N": n, "BLOCK_K": k // wide, "WARPS": warps, "STAGES": stages}
 
 
 @template(implements=contraction("b,m,k", "b,k,n -> b,m,n"), device="cuda", source="matvec.py.jinja", name="triton_matvec")

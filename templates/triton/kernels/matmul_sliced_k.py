@@ -82,9 +82,14 @@ class SlicedKMatmul(MatrixTemplate):
 
 
 def _factor(problem: Problem, config: Config) -> float:
-    kind = READ if problem.members[0]["B"].load is not None else COMPUTED if _in_place(problem) else ELSEWHERE
+    kind = READ if not _computes(problem) else COMPUTED if _in_place(problem) else ELSEWHERE
     programs = math.prod(problem.size(axis) for axis in ("b", "n")) / config.BLOCK_N
     return kind * (ALONE if programs < 2 * problem.device.compute_units * FILLED else 1.0)
+
+
+@memoised
+def _computes(problem: Problem) -> bool:
+    return any(one.load is None for member in problem.members for one in member.values())
 
 
 @memoised
