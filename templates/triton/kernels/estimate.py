@@ -23,11 +23,11 @@ from kgen.templates.triton.codegen.tma_layout import tiles_read, tma_layout
 LAUNCH, START, LATENCY = 1.4e-6, 0.35e-6, 0.85e-6
 # Until each warp has its part, and the barriers between them are there (H100, 2026-11-26, bench.regret: 79 kernels).
 PARTING = 0.6e-6
-# The same of bytes that come from the memory behind the L2 cache to a program that asks for many at a time (H100, 2026-11-26,
-# bench.regret: sums of 14336 terms on 32 to 128 programs).
+# The same of bytes that come from the memory behind the L2 cache to a program that asks for many at a time (H100 and H200,
+# 2026-11-27, bench.regret: 200 kernels on 32 to 400 programs).
 ARRIVING = 1.15e-6
-# The share of the rate of the L2 cache at which TMA fills with zeros what lies beyond the ends of an operand, for all SMs together
-# (H200, 2026-11-27, tiles of 64 and of 128 rows for 4 to 16 rows, and for 8 columns: the zeros take longer than the weights).
+# The share of the L2 cache's rate at which TMA fills with zeros what tiles have beyond the ends of an operand: 2 TB/s for all
+# SMs together (H200, 2026-11-27, bench.regret --kernels: of tiles of 64 rows for four, the zeros take longer than the weights).
 ZEROS_SHARE = 0.15
 # What functions of the device's library cost in epilogues beyond the additions that they count for elsewhere (H100, 2026-11-24,
 # bench.regret).
@@ -166,7 +166,9 @@ def seconds(problem: Problem, config: Config, shared: int, registers: int) -> fl
         busy = each * (mma + tile.bare + tile.epilogue + tile.stores + START)
     busy += _summing(problem, config, tiles)
     arriving = _arriving(problem, config, min(tiles, device.compute_units * together) * in_flight)
-    streaming = max(_streaming(problem, waves / together) * _in_runs(problem, config), arriving, _filling(problem, config, tiles))
+    streaming = max(
+        _streaming(problem, waves / together) * _in_runs(problem, config), arriving, _filling(problem, config, tiles)
+    )
     busy *= MASKED if _reads_in_bounds(problem, config) else 1.0
     busy *= DOUBTFUL if any(one.load is None for one in problem.inputs.values()) else 1.0
     parting = PARTING if _has_parts(config) else 0.0
@@ -388,14 +390,16 @@ def _arriving(problem: Problem, config: Config, on_their_way: int) -> float:
 
 def _filling(problem: Problem, config: Config, tiles: int) -> float:
     """Seconds that TMA takes to fill with zeros what tiles have beyond the ends of operands."""
-    zeros = 0.0
-    for one in _operands(problem):
-        if _by_engine(problem, one):
-            pairs = [(config.get(block, 1), problem.size(axis)) for block, axis in zip(_blocks(problem, one), one.axes, strict=True)]
-            inside = math.prod(length / (math.ceil(length / points) * points) for points, length in pairs)
-            zeros += math.prod(points for points, _ in pairs) * (1 - inside) * one.dtype.itemsize
     steps = math.ceil(problem.size("k") / config.BLOCK_K)
+    zeros = sum(_zeros(problem, one, config) for one in _operands(problem) if _by_engine(problem, one))
     return tiles * steps * zeros / (ZEROS_SHARE * L2_RATE * problem.device.compute_units)
+
+
+def _zeros(problem: Problem, one: Input, config: Config) -> float:
+    """Bytes of an operand's tile beyond its ends, on average over all tiles."""
+    pairs = [(config.get(block, 1), problem.size(axis)) for block, axis in zip(_blocks(problem, one), one.axes, strict=True)]
+    inside = math.prod(length / (math.ceil(length / points) * points) for points, length in pairs)
+    return math.prod(points for points, _ in pairs) * one.dtype.itemsize * (1 - inside)
 
 
 @memoised
@@ -527,12 +531,6 @@ def _is_gathered(index: ix.Expr, loop: ix.Var) -> bool:
 
 def _tiles(problem: Problem, axis: str, block: int) -> int:
     return math.ceil(problem.size(axis) / block)
-
-
-@memoised_at_sizes
-def _operand_bytes(problem: Problem) -> int:
-    """Bytes of the operands in memory."""
-    return sum(problem.bytes_read(name) for name in problem.inputs)
 
 
 @memoised_at_sizes
