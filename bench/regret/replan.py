@@ -15,10 +15,12 @@ from torch.utils._python_dispatch import _disable_current_modes
 
 from bench.contenders import failure
 from bench.regret.report import show, variant
-from bench.regret.variants import CHOSEN, LIBRARY, Job, MatmulGraph, Way, settled, steps_of, traced
+from bench.regret.variants import CHOSEN, H100, H200, LIBRARY, Job, MatmulGraph, Way, settled, steps_of, traced
 from kgen import config as configuration
 
 Row = Mapping[str, Any]
+# What is known of the GPU that a row was measured on, by a part of its name; others are taken for an H100.
+FACTS = {"H200": H200, "H100": H100}
 
 
 @dataclass(frozen=True)
@@ -37,6 +39,12 @@ def plan_job(job: Job) -> tuple[list[str], list[dict[str, Any]]]:
         with _disable_current_modes():
             plan = graph.plan(way)
             return steps_of(plan), graph.estimates(plan, way.config)
+
+
+def on_card(job: Job, row: Row) -> Job:
+    """The job for the GPU that a row was measured on, whose bandwidth the choice depends on."""
+    known = (facts for name, facts in FACTS.items() if name in row.get("card", ""))
+    return job if job.facts is None else replace(job, facts=next(known, H100))
 
 
 def replanned(row: Row, steps: Sequence[str], matmuls: Sequence[Any]) -> Replanned:
@@ -79,7 +87,7 @@ def replan(rows: Sequence[Row], jobs: Sequence[Job], console: Console) -> None:
             found += [Replanned(row)]
             continue
         try:
-            found.append(replanned(row, *plan_job(by_name[row["name"]])))
+            found.append(replanned(row, *plan_job(on_card(by_name[row["name"]], row))))
         except Exception as cause:  # one more result
             found.append(Replanned(row, failure(cause)))
     show([one.row for one in found if not one.choice], console)

@@ -54,6 +54,8 @@ H100 = {
     "memory": 3_352_320_000_000,
     "driver": 12_080,
 }
+# And an H200, whose memory is faster.
+H200 = {**H100, "memory": 4_916_736_000_000}
 # Of a template, configurations beyond the first are left out where the model thinks them so many times slower than the best.
 HOPELESS = 4.0
 # Templates that are tried on one matmul alone, and with parts and copies; ways to cut and to copy.

@@ -79,8 +79,9 @@ CUT_SUM, LONG_SUM = 8e-6, 4096
 # a tile; matmuls of the next tiles hide all but so many of these.
 FUSED_TAIL, FUSED_TILE, FUSED_TAILS = 1.5e-6, 128 * 256, 5
 # What functions cost in separate kernels beyond the additions that they count for elsewhere: kernels of GELU take 62 us on an
-# H100 and 65 us on an H200, whose memory is half as fast again (2026-11-26, bench.regret).
-FUNCTIONS = {"erf": 45, "log1p": 25}
+# H100 and 65 us on an H200, whose memory is half as fast again (2026-11-26, bench.regret). And those of norms with SiLU 7.3 us,
+# of SiLU 4.0 us for 4.2 million numbers, of hard swish 5.0 us for 6.0 million (H200, 2026-11-27, bench.regret --kernels).
+FUNCTIONS = {"erf": 45, "log1p": 25, "sigmoid": 28, "sqrt": 15, "reciprocal": 15, "truediv": 15}
 # Seconds from the end of a kernel's first programs to that of its last ones, when another one waits for it.
 DRAIN = 2e-6
 # Sums that one program of a GPU makes, column by column.

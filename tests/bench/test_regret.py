@@ -19,15 +19,17 @@ from bench.calibration import CLASSES, FAMILIES, SIZES, problems
 from bench.measurements import read
 from bench.patterns import outputs_of
 from bench.regret import __main__ as command
-from bench.regret.replan import plan_job, replanned
+from bench.regret.replan import on_card, plan_job, replanned
 from bench.regret.report import by_class, regret_of, show, variant
 from bench.regret.variants import (
     CHOSEN,
     H100,
+    H200,
     LIBRARY,
     FixedResults,
     Job,
     MatmulGraph,
+    Offer,
     Way,
     compile_job,
     settled,
@@ -269,3 +271,50 @@ def test_rows_that_threads_have_no_registers_for_are_no_candidates() -> None:
     tiles = [dict(offer.config) for offer in matmul.offers if offer.template == "triton_matmul_full_row"]
     assert tiles
     assert {(knobs["BLOCK_M"], knobs["WARPS"]) for knobs in tiles} == {(16, 4)}
+
+
+def test_a_choice_is_the_one_for_the_card_of_a_row() -> None:
+    job = job_of("MoE: router of 16, bf16")
+    assert on_card(job, {"card": "NVIDIA H200"}).facts is H200
+    assert on_card(job, {"card": "NVIDIA H100 80GB HBM3"}).facts is H100
+    assert on_card(job, {}).facts is H100
+
+
+@pytest.mark.parametrize(
+    ("name", "slow"),
+    [
+        ("Llama: q, k, v of 4, bf16", "triton_matmul_tiles"),  # TMA fills 60 of 64 rows with zeros: 24.2 us, the best 15.5
+        ("Mamba: norm + in projection of 16, bf16", "BLOCK_K=128"),  # each step waits for the norm's weights: 20.2 us, 13.1
+        ("EfficientNet: squeeze and excite, 192 to 1152 at 7, bf16", "sliced_k"),  # 13.4 us, other templates 5.1
+        ("Mamba: time step of 16, bf16", "BLOCK_K=512"),  # of sums of 128: 2.8 us, tiles of 128 1.9
+    ],
+)
+def test_slow_kernels_are_not_chosen(name: str, slow: str) -> None:
+    """Measured on an H200."""
+    steps = plan_job(on_card(job_of(name), {"card": "NVIDIA H200"}))[0]
+    assert not [step for step in steps if slow in step]
+    assert any("triton" in step for step in steps)
+
+
+def test_separate_kernels_take_time_for_sigmoids_and_roots() -> None:
+    """On an H200 the convolution with a kernel of its own for the norm and SiLU took 20.2 us, the template's kernel 11.8."""
+    name = "EfficientNet: expand 1x1 + bn + silu, 112 to 672 at 14, bf16"
+    steps = plan_job(on_card(job_of(name), {"card": "NVIDIA H200"}))[0]
+    assert any("triton_matmul" in step for step in steps)
+
+
+def test_kernels_that_would_spill_or_need_too_much_are_no_candidates() -> None:
+    """Two matmuls whose columns are neighbours kept 6304 bytes of each thread; a computed operand needed 233,472 bytes."""
+    spilling = {"BLOCK_N": 64, "BLOCK_K": 256, "WARPS": 4}
+    for offer in offers_of("MoE: experts' SwiGLU, 4 each, bf16", "triton_matmul_sliced_k"):
+        assert {name: dict(offer.config)[name] for name in spilling} != spilling
+    computed = offers_of("ResNet-50: relu, bn and 1x1 64 to 256 backward at 56, bf16", "triton_matmul_b_resident")
+    assert all(dict(offer.config)["BLOCK_M"] < 128 for offer in computed)
+    assert computed
+
+
+def offers_of(name: str, template: str) -> list[Offer]:
+    job = job_of(name)
+    with settled(job):
+        matmuls = MatmulGraph(job, traced(job.problem, job.device)).matmuls()
+    return [offer for matmul in matmuls for offer in matmul.offers if offer.template == template]

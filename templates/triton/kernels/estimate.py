@@ -23,9 +23,12 @@ from kgen.templates.triton.codegen.tma_layout import tiles_read, tma_layout
 LAUNCH, START, LATENCY = 1.4e-6, 0.35e-6, 0.85e-6
 # Until each warp has its part, and the barriers between them are there (H100, 2026-11-26, bench.regret: 79 kernels).
 PARTING = 0.6e-6
-# The same of bytes that come from the memory behind the L2 cache to a program that asks for many at a time (H100, 2026-11-26,
-# bench.regret: sums of 14336 terms on 32 to 128 programs).
-ARRIVING = 1.5e-6
+# The same of bytes that come from the memory behind the L2 cache to a program that asks for many at a time (H100 and H200,
+# 2026-11-27, bench.regret: 200 kernels on 32 to 400 programs).
+ARRIVING = 1.15e-6
+# The share of the L2 cache's rate at which TMA fills with zeros what tiles have beyond the ends of an operand: 2 TB/s for all
+# SMs together (H200, 2026-11-27, bench.regret --kernels: of tiles of 64 rows for four, the zeros take longer than the weights).
+ZEROS_SHARE = 0.15
 # What functions of the device's library cost in epilogues beyond the additions that they count for elsewhere (H100, 2026-11-24,
 # bench.regret).
 LONGER = {"erf": 45, "log1p": 80, "sigmoid": 12, "sin": 260, "cos": 260, "tan": 280}
@@ -162,9 +165,10 @@ def seconds(problem: Problem, config: Config, shared: int, registers: int) -> fl
     else:
         busy = each * (mma + tile.bare + tile.epilogue + tile.stores + START)
     busy += _summing(problem, config, tiles)
-    on_their_way = min(tiles, device.compute_units * together) * in_flight * _all_loaded(problem, config, 0.0)
-    arriving = _operand_bytes(problem) * ARRIVING / on_their_way if on_their_way else 0.0
-    streaming = max(_streaming(problem, waves / together) * _in_runs(problem, config), arriving)
+    arriving = _arriving(problem, config, min(tiles, device.compute_units * together) * in_flight)
+    streaming = max(
+        _streaming(problem, waves / together) * _in_runs(problem, config), arriving, _filling(problem, config, tiles)
+    )
     busy *= MASKED if _reads_in_bounds(problem, config) else 1.0
     busy *= DOUBTFUL if any(one.load is None for one in problem.inputs.values()) else 1.0
     parting = PARTING if _has_parts(config) else 0.0
@@ -264,6 +268,7 @@ def tile_of(problem: Problem, config: Config, together: int = 1, load: Load = Lo
     arithmetic *= load.throttled
     step = max(arithmetic, _all_loaded(problem, config, load.busy) / L2_RATE)
     step += _by_element(problem, config) / min(ELEMENT_WARPS, together * config.WARPS) + _scattered(problem, config)
+    step = max(step, LATENCY / together) if _waits(problem) and not config.get("SLICED_K") else step
     waiting = WAITING if together * config.WARPS < WARPS_OF_EPILOGUE else 1.0
     crowded = CROWDED if _is_crowded(problem, config) else 1.0
     work = area * (_epilogue_cost(problem) + READ * _numbers_read(problem)) / ADDITIONS * waiting * crowded
@@ -375,6 +380,28 @@ def _all_loaded(problem: Problem, config: Config, busy: float) -> float:
     return sum(_loaded(problem, one, config, busy) for one in _operands(problem))
 
 
+def _arriving(problem: Problem, config: Config, on_their_way: int) -> float:
+    """Seconds until the last operand has come from memory, so many of whose tiles are on their way at a time."""
+    if not on_their_way:
+        return 0.0
+    tiles = max(problem.bytes_read(one.name) / _loaded(problem, one, config, 0.0) for one in _operands(problem))
+    return tiles * ARRIVING / on_their_way
+
+
+def _filling(problem: Problem, config: Config, tiles: int) -> float:
+    """Seconds that TMA takes to fill with zeros what tiles have beyond the ends of operands."""
+    steps = math.ceil(problem.size("k") / config.BLOCK_K)
+    zeros = sum(_zeros(problem, one, config) for one in _operands(problem) if _by_engine(problem, one))
+    return tiles * steps * zeros / (ZEROS_SHARE * L2_RATE * problem.device.compute_units)
+
+
+def _zeros(problem: Problem, one: Input, config: Config) -> float:
+    """Bytes of an operand's tile beyond its ends, on average over all tiles."""
+    pairs = [(config.get(block, 1), problem.size(axis)) for block, axis in zip(_blocks(problem, one), one.axes, strict=True)]
+    inside = math.prod(length / (math.ceil(length / points) * points) for points, length in pairs)
+    return math.prod(points for points, _ in pairs) * one.dtype.itemsize * (1 - inside)
+
+
 @memoised
 def _blocks(problem: Problem, one: Input) -> tuple[str, ...]:
     """The knobs that would be the tile along the operand's axes."""
@@ -433,6 +460,14 @@ def _costly(problem: Problem) -> list[tuple[Input, float]]:
     """Operands whose elements cost seconds one by one, and how many each."""
     found = [(one, _of_element(problem, one)) for one in _operands(problem)]
     return [(one, each) for one, each in found if each]
+
+
+@memoised
+def _waits(problem: Problem) -> bool:
+    """Whether an operand is computed from more than one tensor: what varies along the sum alone is not on its way while a
+    program multiplies, and each step begins with waiting for it."""
+    computed = [one for one in _operands(problem) if one.load is None and not problem.reads_window(one)]
+    return any(len({load.attr[0] for load in vs.loads([one.value])}) > 1 for one in computed)
 
 
 def _unsteadiness(problem: Problem, one: Input, config: Config) -> float:
@@ -496,12 +531,6 @@ def _is_gathered(index: ix.Expr, loop: ix.Var) -> bool:
 
 def _tiles(problem: Problem, axis: str, block: int) -> int:
     return math.ceil(problem.size(axis) / block)
-
-
-@memoised_at_sizes
-def _operand_bytes(problem: Problem) -> int:
-    """Bytes of the operands in memory."""
-    return sum(problem.bytes_read(name) for name in problem.inputs)
 
 
 @memoised_at_sizes

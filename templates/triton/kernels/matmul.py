@@ -34,6 +34,8 @@ WIDE = {
 }
 # Points of the largest tile for which exact matmuls of float32 numbers have registers enough.
 LARGEST_EXACT = 128 * 128
+# Elements along k of the shortest tiles of few rows.
+SHORTEST_ROW = 128
 # Rows of a tile from which a Hopper GPU multiplies out of shared memory, and does not wait for it.
 ASYNCHRONOUS, HOPPER = 64, 90
 
@@ -74,7 +76,7 @@ def operand_bytes(problem: Problem, config: Config, stages: int) -> tuple[int, i
     are the computed ones, and those of float32 that are not contiguous along k, for the matrix units turn tiles of 16 bits
     only, or are multiplied exactly, by other units."""
     staged = copied = 0
-    for one in _operand_tiles(problem):
+    for one in operand_tiles(problem):
         area = math.prod(config.get(block) for block in one.blocks)
         if one.direct:
             staged += area * one.itemsize * stages
@@ -86,7 +88,7 @@ def operand_bytes(problem: Problem, config: Config, stages: int) -> tuple[int, i
 
 
 @dataclass(frozen=True, slots=True)
-class _OperandTile:
+class OperandTile:
     """What decides how much shared memory an operand's tile needs: the knobs that are its sides, the bytes of an element and of
     what is read for one, whether it is computed, and whether it is multiplied as it is read."""
 
@@ -98,9 +100,9 @@ class _OperandTile:
 
 
 @memoised
-def _operand_tiles(problem: Problem) -> list[_OperandTile]:
+def operand_tiles(problem: Problem) -> list[OperandTile]:
     """Of each operand, those that contractions have in common once."""
-    found: list[_OperandTile] = []
+    found: list[OperandTile] = []
     for number, member in enumerate(problem.members):
         for one in member.values():
             if number and not problem.template.operands[one.name].many:
@@ -109,7 +111,7 @@ def _operand_tiles(problem: Problem) -> list[_OperandTile]:
             blocks = tuple(problem.template.block(axis) or "" for axis in axes)
             fast = one.dtype is not torch.float32 or (problem.tf32 and problem.stride(one.name, "k", number) == 1)
             computed, read = one.load is None, sum(load.attr[2].itemsize for load in _tiles(one, axes))
-            found.append(_OperandTile(blocks, one.dtype.itemsize, read, computed, fast and not computed))
+            found.append(OperandTile(blocks, one.dtype.itemsize, read, computed, fast and not computed))
     return found
 
 
@@ -230,8 +232,10 @@ def _few_rows(problem: Problem, wide: int) -> Iterator[dict[str, Any]]:
     rows = ((16, 32, 256, 4, 4), (16, 32, 128, 4, 4), (16, 64, 128, 4, 4), (16, 16, 256, 4, 4), (16, 32, 512, 4, 3))
     if problem.contiguous("B") == "n":
         rows = ((16, 64, 128, 4, 5), (16, 128, 64, 4, 5), (16, 64, 64, 4, 6), (16, 32, 128, 4, 4))
+    longest = 2 * problem.size("k")
     for m, n, k, warps, stages in rows:
-        yield {"BLOCK_M": m, "BLOCK_N": n, "BLOCK_K": k // wide, "WARPS": warps, "STAGES": stages}
+        if k // wide < longest or k == SHORTEST_ROW:  # of others more than half is beyond the sum
+            yield {"BLOCK_M": m, "BLOCK_N": n, "BLOCK_K": k // wide, "WARPS": warps, "STAGES": stages}
 
 
 @template(implements=contraction("b,m,k", "b,k,n -> b,m,n"), device="cuda", source="matvec.py.jinja", name="triton_matvec")

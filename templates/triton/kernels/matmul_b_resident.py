@@ -19,7 +19,7 @@ from kgen.templates.contract import Config, contraction, knob, operand, result, 
 from kgen.templates.problem import Problem, memoised
 from kgen.templates.triton.codegen.tma_layout import tiles_read
 from kgen.templates.triton.kernels import estimate
-from kgen.templates.triton.kernels.matmul import MIN_BLOCK, DotTemplate, refuse_dot, refuse_empty
+from kgen.templates.triton.kernels.matmul import MIN_BLOCK, DotTemplate, operand_tiles, refuse_dot, refuse_empty
 
 # Rows of a tile and warps, by the columns of a tile: up to 128 sums a thread, which leaves registers for an epilogue.
 ROWS = {
@@ -75,7 +75,7 @@ class BResidentMatmul(DotTemplate):
         if not is_one_tile(problem, config):
             return Resources(shared=problem.device.shared + 1)
         count, size = len(problem.members), problem.main_dtype.itemsize
-        tiles = (count * config.BLOCK_N + config.STAGES * config.BLOCK_M) * config.BLOCK_K * size
+        tiles = count * config.BLOCK_N * config.BLOCK_K * size + _left_bytes(problem, config)
         area = config.BLOCK_M * config.BLOCK_N
         return Resources(tiles + _staged_bytes(problem) * area + 1024, count * area // (config.WARPS * 32) + 64)
 
@@ -85,6 +85,16 @@ class BResidentMatmul(DotTemplate):
     def seconds(self, problem: Problem, config: Config) -> float:
         needs = self.resources(problem, config)
         return estimate.b_resident(problem, config, needs.shared, needs.registers)
+
+
+def _left_bytes(problem: Problem, config: Config) -> int:
+    """Shared memory of the left operand's tiles on their way. A computed one is written there again, in front of the matmul:
+    what it is computed from has a stage less."""
+    one = next(own for own in operand_tiles(problem) if "BLOCK_M" in own.blocks)
+    area = config.BLOCK_M * config.BLOCK_K
+    if not one.computed:
+        return area * config.STAGES * one.itemsize
+    return area * ((config.STAGES - 1) * one.bytes_read + one.itemsize)
 
 
 @memoised

@@ -29,8 +29,8 @@ TABLE = (
     (16, 256, 4, 4), (32, 256, 2, 5),
 )  # fmt: skip
 # Measured on an H200 against the estimate, which knows no slices: where weights are computed in the registers where they are
-# multiplied; where they are read as they are; where they get there through shared memory, as several of one byte do; and where
-# an SM has one program, which waits for its warps at every step.
+# multiplied; where operands are read as they are; where computed ones get there through shared memory, as several of one byte
+# do, and as rows do (H200, 2026-11-27: 1.3 to 2.2); and where an SM has one program, which waits for its warps at every step.
 COMPUTED, READ, ELSEWHERE, ALONE = 0.97, 1.08, 1.8, 1.25
 # Of all places for a second program, those that have to be taken.
 FILLED = 0.9
@@ -65,13 +65,15 @@ class SlicedKMatmul(MatrixTemplate):
 
     def resources(self, problem: Problem, config: Config) -> Resources:
         """The slices' results meet at the end. What is computed is in the registers where it is multiplied, if it was read so;
-        else it goes there through shared memory."""
+        else it goes there through shared memory. Neighbours along n are turned in registers."""
         count, area = len(problem.members), config.BLOCK_M * config.BLOCK_N
         staged, written = operand_bytes(problem, config, config.STAGES - 1)
         made = 0 if _in_place(problem) else config.BLOCK_N * config.BLOCK_K // 2
+        halves = 2 if count == 1 else 1  # several matmuls' tiles are turned number by number: they spilled 4 KB otherwise
+        turned = count * config.BLOCK_N * config.BLOCK_K // halves if problem.contiguous("B") == "n" else 0
         ragged = any((problem.extent(a).as_int() or 1) % block for a, block in (("n", config.BLOCK_N), ("k", config.BLOCK_K)))
         shared = max(staged + (written if ragged or made else 0), 4 * area * config.SLICED_K) + 1024
-        return Resources(shared, (count * area * config.SLICED_K + made) // (config.WARPS * 32) + 96)
+        return Resources(shared, (count * area * config.SLICED_K + made + turned) // (config.WARPS * 32) + 96)
 
     def order(self, problem: Problem, config: Config) -> Hashable:
         return config.BLOCK_K, config.SLICED_K, config.WARPS
@@ -82,9 +84,14 @@ class SlicedKMatmul(MatrixTemplate):
 
 
 def _factor(problem: Problem, config: Config) -> float:
-    kind = READ if problem.members[0]["B"].load is not None else COMPUTED if _in_place(problem) else ELSEWHERE
+    kind = READ if not _computes(problem) else COMPUTED if _in_place(problem) else ELSEWHERE
     programs = math.prod(problem.size(axis) for axis in ("b", "n")) / config.BLOCK_N
     return kind * (ALONE if programs < 2 * problem.device.compute_units * FILLED else 1.0)
+
+
+@memoised
+def _computes(problem: Problem) -> bool:
+    return any(one.load is None for member in problem.members for one in member.values())
 
 
 @memoised
