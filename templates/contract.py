@@ -254,13 +254,16 @@ class Template:
         return errors.BadTemplate(f"{code.co_filename}, line {code.co_firstlineno}", template=self.name, problem=what)
 
     def configs(self, problem: Problem) -> Iterator[Config]:
-        """The configurations on offer. Raises BadTemplate where another package's template offers none, or no knobs of its own:
-        it would never run, and nobody would know why."""
-        empty = True
+        """The configurations on offer, each once: knobs that depend on the problem may make several of an author's the same.
+        Raises BadTemplate where another package's template offers none, or no knobs of its own: it would never run, and nobody
+        would know why."""
+        found = set[Config]()
         for one in self.author.configs(problem):
-            empty = False
-            yield one if isinstance(one, Config) else self._named(one)
-        if empty and not registry.is_built_in(self):
+            config = one if isinstance(one, Config) else self._named(one)
+            if config not in found:
+                found.add(config)
+                yield config
+        if not found and not registry.is_built_in(self):
             raise self._bad("configs", "configs offers none for a problem that refuse takes")
 
     def _named(self, values: Mapping[str, int]) -> Config:
