@@ -453,8 +453,10 @@ def over(value: Value, groups: Iterable[Iterable[Var]]) -> Hashable:
     return value, tuple(tuple(v if v in used else v.extent for v in group) for group in groups)
 
 
-def total_cost(roots: Iterable[Value]) -> int:
-    return sum(ops.cost(v.op) for v in topological(roots))
+def total_cost(roots: Iterable[Value], beyond: Mapping[str, int] | None = None) -> int:
+    """Elementary operations; `beyond` has what some cost besides, on one device. What is read twice is computed once."""
+    beyond = beyond or {}
+    return sum(ops.cost(v.op) + beyond.get(v.op, 0) for v in topological(roots))
 
 
 def rewrite(
