@@ -91,7 +91,10 @@ def build(name: str, how: Setting) -> tuple[Callable[..., Any], list[Any]]:
     dtype = how.dtype
     torch.set_default_dtype(dtype)
     try:
-        model = MODELS[name].module(how.size).train(how.train).requires_grad_(how.train)
+        with patch.object(
+            nn.init, "_no_grad_trunc_normal_", lambda tensor, *_, **__: tensor
+        ):  # draws until no number is too large
+            model = MODELS[name].module(how.size).train(how.train).requires_grad_(how.train)
     finally:
         torch.set_default_dtype(torch.float32)
     if how.layers:

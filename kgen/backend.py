@@ -19,7 +19,7 @@ from torch.fx import GraphModule
 from kgen import config as configuration
 from kgen import errors, failures, only, unusable, watch
 from kgen.build import cpp, toolchain
-from kgen.capture import decompositions, higher_order, rng, torch_adapter
+from kgen.capture import decompositions, rng, torch_adapter
 from kgen.capture.aot_cache import CompiledGraph, count_coverage
 from kgen.capture.eager_graph import EagerGraph
 from kgen.capture.freeze import freeze, frozen_inputs
@@ -361,7 +361,7 @@ class Passes:
         gm = rng.replace_random(gm)
         if _may_lay_out(gm, self.config):
             gm = self.attempt(laid_out, gm, gm)
-        gm = higher_order.expand(gm, decompositions.TRAINED)
+        gm = _expanded(gm, decompositions.TRAINED)
         if _has_large_logits(gm, self.config):
             gm = self.attempt(in_runs, gm, gm)
         if self.config.recompute_scores != "off" and _calls(gm, torch.ops.aten.exp.default):
@@ -503,13 +503,22 @@ def _frozen(gm: GraphModule, info: GraphInfo, config: Config) -> tuple[GraphModu
     Raises FreezingInTraining."""
     if not config.freezing:
         gm = laid_out(gm, config) if info.role == "inference" else gm
-        return higher_order.expand(gm, decompositions.GRADIENTS), info
+        return _expanded(gm, decompositions.GRADIENTS), info
     if info.role != "inference":
         raise errors.FreezingInTraining()
     gm = laid_out(_folded(gm, info, config), config, frozen_inputs(gm, info.static_inputs))
-    gm = higher_order.expand(gm, decompositions.GRADIENTS)
+    gm = _expanded(gm, decompositions.GRADIENTS)
     gm, freezing = freeze(gm, info.static_inputs, config.numerics == "fast")
     return gm, replace(info, freezing=freezing, static_inputs=info.static_inputs | freezing.inputs)
+
+
+def _expanded(gm: GraphModule, meanings: Mapping[Any, Callable[..., Any]]) -> GraphModule:
+    """The graph with every call of an operator in `meanings` written out."""
+    if not any(node.target in meanings for node in gm.graph.nodes):
+        return gm
+    from kgen.capture.higher_order import expand  # noqa: PLC0415  most graphs have none
+
+    return expand(gm, meanings)
 
 
 def _folded(gm: GraphModule, info: GraphInfo, config: Config) -> GraphModule:

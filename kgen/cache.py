@@ -19,6 +19,7 @@ import hashlib
 import os
 import shutil
 import struct
+import sys
 import tempfile
 import threading
 import warnings
@@ -29,13 +30,18 @@ from typing import Any
 
 import torch
 
-from kgen import config, locks
+from kgen import config
 from kgen.counters import counters
-from kgen.errors import CacheNotWritable, UnhashableKey
+from kgen.errors import CacheNotWritable, UnhashableKey, UnsupportedPlatform
+
+if sys.platform != "linux":  # no fcntl, no /proc, another compiler: say so before one of them is missed
+    raise UnsupportedPlatform(platform=sys.platform)
+
+import fcntl
 
 __all__ = [
-    "Entry", "adopt", "cache_dir", "clear", "drop", "find", "get", "list_entries", "lock", "path", "put", "put_file", "scratch",
-    "share", "stable_hash", "stats",
+    "Entry", "adopt", "cache_dir", "clear", "drop", "find", "get", "list_entries", "lock", "locked", "path", "put", "put_file",
+    "scratch", "share", "stable_hash", "stats",
 ]  # fmt: skip
 
 _VERSION = "v1"
@@ -254,8 +260,16 @@ def _drop_damaged(place: Path) -> None:
 @contextlib.contextmanager
 def lock(kind: str, key: str) -> Iterator[None]:
     """Held by one process and thread at a time. Look the entry up again inside: the previous holder may have made it."""
-    with locks.locked(path("locks", f"{kind}-{key}")):
+    with locked(path("locks", f"{kind}-{key}")):
         yield
+
+
+@contextlib.contextmanager
+def locked(place: Path) -> Iterator[None]:
+    """Locks a file for one process and thread at a time. The file stays: else two could lock two files of one name."""
+    with place.open("a") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        yield  # closing the file unlocks it
 
 
 @contextlib.contextmanager

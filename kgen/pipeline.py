@@ -22,8 +22,7 @@ from kgen.build.unit import UnitPlan, plan_units
 from kgen.capture import higher_order, torch_adapter
 from kgen.capture.aot_cache import NotSerializable
 from kgen.capture.notes import NOTES, notes
-from kgen.capture.operators import name_calls, trace_origins
-from kgen.capture.paths import paths_in
+from kgen.capture.operators import name_calls, paths_in, trace_origins
 from kgen.capture.torch_adapter import GraphInfo
 from kgen.config import Config
 from kgen.counters import counters
@@ -33,12 +32,11 @@ from kgen.failed_kernels import StepFailed, failure_of, say_what_failed
 from kgen.failures import KernelsFailed
 from kgen.host import cudagraph
 from kgen.host.assemble import assemble
-from kgen.host.compiled import Blueprint, HostGraph
+from kgen.host.compiled import Blueprint, HostGraph, strides_of_results
 from kgen.host.library_packing import pack_weights
 from kgen.host.poison import poisoned
 from kgen.host.program import accept_saved
 from kgen.host.setup import setup_of
-from kgen.host.strides import strides_of_results
 from kgen.ir import nodes as ir
 from kgen.ir import verify
 from kgen.ir.plan import Kernel, Launch, Packing, Schedule, members

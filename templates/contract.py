@@ -254,13 +254,16 @@ class Template:
         return errors.BadTemplate(f"{code.co_filename}, line {code.co_firstlineno}", template=self.name, problem=what)
 
     def configs(self, problem: Problem) -> Iterator[Config]:
-        """The configurations on offer. Raises BadTemplate where another package's template offers none, or no knobs of its own:
-        it would never run, and nobody would know why."""
-        empty = True
+        """The configurations on offer, each once: knobs that depend on the problem may make several of an author's the same.
+        Raises BadTemplate where another package's template offers none, or no knobs of its own: it would never run, and nobody
+        would know why."""
+        found = set[Config]()
         for one in self.author.configs(problem):
-            empty = False
-            yield one if isinstance(one, Config) else self._named(one)
-        if empty and not registry.is_built_in(self):
+            config = one if isinstance(one, Config) else self._named(one)
+            if config not in found:
+                found.add(config)
+                yield config
+        if not found and not registry.is_built_in(self):
             raise self._bad("configs", "configs offers none for a problem that refuse takes")
 
     def _named(self, values: Mapping[str, int]) -> Config:
@@ -345,12 +348,11 @@ def _checked(cls: type, implements: Pattern, device: str, source: str, name: str
         axes = tuple(v.axes for v in found.values())
         if axes != wanted:
             raise fail(f"its {what} are over {axes}, but it implements {wanted}")
-    for knob_name, one in knobs.items():
+    for knob_name in knobs:
         axis = knob_name.removeprefix("BLOCK_").lower()
         if knob_name.startswith("BLOCK_") and axis not in implements.axes:
             raise fail(f"{knob_name} is the tile of an axis {axis!r}, but its axes are {', '.join(implements.axes)}")
-        if not one.values:
-            raise fail(f"knob {knob_name} has no values")
+    check_values(knobs, fail)
     _check_capabilities(cls, implements, device, fail)
     _check_family(operands, results, fail)
     _check_sums(operands, implements, fail)
@@ -543,6 +545,16 @@ def check_device(device: str, fail: Callable[[str], Exception]) -> None:
     """Templates are for known kinds of devices."""
     if device not in DEVICES:
         raise fail(f"device {device!r} is none of {', '.join(DEVICES)}")
+
+
+def check_values(knobs: Mapping[str, Knob], fail: Callable[[str], Exception]) -> None:
+    """A knob has numbers to choose from: whatever else it had would end in comparisons and in the text of a kernel."""
+    for name, one in knobs.items():
+        if not one.values:
+            raise fail(f"knob {name} has no values")
+        wrong = [value for value in one.values if not isinstance(value, int)]
+        if wrong:
+            raise fail(f"knob {name} has the value {wrong[0]!r}, where each is an int: knob(64, 128)")
 
 
 def check_knobs(template: str, knobs: Iterable[str], values: Iterable[str]) -> None:

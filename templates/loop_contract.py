@@ -23,7 +23,7 @@ from kgen.ir.plan import ComboKernel, Kernel, Launch, Nest, Packing, Tiling
 from kgen.templates import registry
 from kgen.templates.author_calls import guarded
 from kgen.templates.author_files import line_of, source_file, version_of
-from kgen.templates.contract import Config, Knob, check_device, check_knobs
+from kgen.templates.contract import Config, Knob, check_device, check_knobs, check_values
 from kgen.templates.loop_slots import KINDS, NEEDED, slot_names
 from kgen.templates.render import sources, undeclared
 
@@ -222,9 +222,7 @@ def _checked(cls: type, implements: Loops, device: str, source: str, name: str) 
     unknown = sorted(k for k in members if k not in knobs and k not in vars(LoopKernel) and not k.isupper())
     if unknown:
         raise fail(f"nothing asks for its {unknown[0]}: it may have knobs, constants in capital letters, refuse and configs")
-    empty = [k for k, one in knobs.items() if not one.values]
-    if empty:
-        raise fail(f"knob {empty[0]} has no values")
+    check_values(knobs, fail)
     path = source_file(cls, source, device, fail)
     _check_source(path, device, implements.kind, set(knobs), fail)
     return LoopTemplate(name, implements, device, path, knobs, _author(cls, name), _version(cls, path, device))

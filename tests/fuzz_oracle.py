@@ -3,6 +3,9 @@
 Eager runs set the tolerance: one in float64, and some in the program's own types that perturb the last bits of every inexact
 intermediate result. kgen's error may be a small multiple of what these runs differ by. Integers, booleans, infinities and NaNs
 that differ among them depend on the last bits, and are not compared.
+
+Torch leaves open which of several equal elements a sort or a top-k takes first. A gradient goes to that one. A difference is
+right where it is between what eager makes in other orders of equal elements.
 """
 
 from __future__ import annotations
@@ -33,6 +36,10 @@ EXACT = frozenset((
 ))  # fmt: skip
 RUNS = 2
 MORE_RUNS = 12
+# Operators that may take equal elements in any order.
+UNORDERED = frozenset(("sort", "topk", "kthvalue", "median", "nanmedian"))
+# Runs of eager with other orders of equal elements, where a difference has been found.
+ORDERS = 200
 
 
 @dataclass(frozen=True)
@@ -217,6 +224,9 @@ def _compare_values(program: Program, device: str, eager: Outcome, got: Outcome)
     if found.bad:  # a jump that few perturbations meet?
         others += [o for k in range(MORE_RUNS) for o in _perturbed(program, device, RUNS + k, (1.0, 4.0)[k % 2])]
         found = _first_wrong(eager, got, others)
+    if found.bad:
+        again = ORDERS if reordered(program, device, 0) else 0
+        found = _first_wrong(eager, got, others, [o for k in range(again) for o in reordered(program, device, k)])
     return found
 
 
@@ -224,18 +234,30 @@ def _identical(a: torch.Tensor, b: torch.Tensor) -> bool:
     return bool(torch.equal(a, b))
 
 
-def _first_wrong(eager: Outcome, got: Outcome, others: Sequence[Outcome]) -> Finding:
-    columns = zip(got.named(), eager.named(), *(o.named() for o in others), strict=True)
+def _first_wrong(eager: Outcome, got: Outcome, others: Sequence[Outcome], reordered: Sequence[Outcome] = ()) -> Finding:
+    columns = zip(got.named(), eager.named(), *(o.named() for o in (*others, *reordered)), strict=True)
     for (name, a), (_, b), *rest in columns:
-        tensors = [t.detach() for _, t in rest if t.shape == b.shape]
-        wrong = _wrong(a.detach(), b.detach(), tensors)
+        tensors = [t.detach() for _, t in rest[: len(others)] if t.shape == b.shape]
+        orders = [t.detach() for _, t in rest[len(others) :] if t.shape == b.shape]
+        wrong = _wrong(a.detach(), b.detach(), tensors, orders)
         if bool(wrong.any()):
             return Finding("values", _worst(name, a.detach(), b.detach(), tensors, wrong))
     return Finding("ok")
 
 
-def _wrong(got: torch.Tensor, eager: torch.Tensor, others: Sequence[torch.Tensor]) -> torch.Tensor:
-    """Which elements differ by more than eager's own runs explain."""
+def _wrong(
+    got: torch.Tensor, eager: torch.Tensor, others: Sequence[torch.Tensor], orders: Sequence[torch.Tensor] = ()
+) -> torch.Tensor:
+    """Which elements differ by more than eager's own runs explain. `orders` are eager's results in other orders of equal
+    elements."""
+    between = torch.zeros_like(got, dtype=torch.bool)
+    if orders and not got.dtype.is_complex and got.dtype is not torch.bool:
+        runs = torch.stack([eager, *orders])
+        between = (runs != eager).any(0) & (runs.amin(0) <= got) & (got <= runs.amax(0))
+    return ~between & _differs(got, eager, others)
+
+
+def _differs(got: torch.Tensor, eager: torch.Tensor, others: Sequence[torch.Tensor]) -> torch.Tensor:
     if not got.dtype.is_floating_point:
         stable = torch.ones_like(got, dtype=torch.bool)
         for other in others:
@@ -281,6 +303,35 @@ def _widened(program: Program, device: str) -> list[Outcome]:
         return [o for o in (_call(program, space["f"], space, bases),) if o.error is None]
     finally:
         torch.set_default_dtype(before)
+
+
+def reordered(program: Program, device: str, seed: int) -> list[Outcome]:
+    space, generator = program.load(device), torch.Generator(device).manual_seed(seed)
+    with OtherOrder(generator) as mode:
+        outcome = _call(program, space["f"], space, space["make"]())
+    return [outcome] if mode.used and outcome.error is None else []
+
+
+class OtherOrder(TorchDispatchMode):
+    """Sorts and selects in another order, so that of equal elements another one is first."""
+
+    def __init__(self, generator: torch.Generator) -> None:
+        super().__init__()
+        self.generator, self.used = generator, False
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = dict(kwargs or {})
+        name = func._schema.name.removeprefix("aten::")
+        given = {one.name: value for one, value in zip(func._schema.arguments, args, strict=False)} | kwargs
+        if name not in UNORDERED or len(func._schema.returns) != 2 or given.get("stable") or not args[0].dim():
+            return func(*args, **kwargs)
+        self.used = True
+        dim = given.get("dim", -1)
+        order = torch.rand(args[0].shape, generator=self.generator, device=args[0].device).argsort(dim)
+        values, numbers = func(args[0].gather(dim, order), *args[1:], **kwargs)
+        if numbers.dim() == order.dim():
+            return values, order.gather(dim, numbers)
+        return values, order.gather(dim, numbers.unsqueeze(dim)).squeeze(dim)
 
 
 def _perturbed(program: Program, device: str, seed: int, scale: float) -> list[Outcome]:

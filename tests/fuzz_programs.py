@@ -47,6 +47,7 @@ SHRUNK_FINDINGS = 40
 SHOWN = """
 
 if __name__ == "__main__":
+    torch.backends.cudnn.allow_tf32 = False
     results = []
     for g in (f, torch.compile(f, backend="kgen", dynamic={dynamic}, fullgraph=True)):
         bases = [b.requires_grad_({gradients} and b.is_floating_point()) for b in make()]
@@ -81,6 +82,7 @@ def operations(skipped: frozenset[str], device: str) -> tuple[Mapping[Operation,
 def work(device: str) -> None:
     """Answers each line, a program as JSON, with a line that says what differs."""
     warnings.simplefilter("ignore")
+    torch.backends.cudnn.allow_tf32 = False  # on by default: eager would round the operands of float32 convolutions
     replies = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)  # whatever else prints must not look like an answer
     for line in sys.stdin:

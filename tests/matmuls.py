@@ -36,6 +36,12 @@ class Forced:
         return [k for k in self.kernels if "ACCUMULATOR" in k.source]
 
 
+def only_templates(patch: pytest.MonkeyPatch, templates: Sequence[Template]) -> None:
+    """There are no others. What the registry knows of those that there are is put aside: it would be another test's."""
+    patch.setattr(registry, "every", lambda device=None: [t for t in templates if device in (None, t.device)])
+    patch.setattr(registry, "_refusals", {})
+
+
 @contextmanager
 def forced(name: str, pick: Pick = lambda configs: configs[:1], runs: bool = True) -> Iterator[Forced]:
     """Graphs compiled inside leave every matmul that `name` can take to it, once. Without `runs` kernels do nothing."""
@@ -52,7 +58,7 @@ def forced(name: str, pick: Pick = lambda configs: configs[:1], runs: bool = Tru
         return call(self, *args) if runs else ()
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(registry, "every", lambda device=None: [template])
+        only_templates(patch, [template])
         patch.setattr(model, "vendor_seconds", lambda problem: 1e9)
         patch.setattr(Template, "uncalibrated", lambda template, problem: None)
         patch.setattr(model, "feasible", feasible)

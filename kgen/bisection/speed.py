@@ -20,8 +20,7 @@ from kgen.bisection.part import Part, part_of, units_of, values_of
 from kgen.bisection.timing import SLOWER, Timing, timed
 from kgen.bisection.trial import Trial, fresh, info_of, trial_config
 from kgen.capture.aot_cache import CompiledGraph, NotSerializable
-from kgen.capture.operators import call_of, name_calls
-from kgen.capture.paths import paths_in
+from kgen.capture.operators import call_of, name_calls, paths_in
 from kgen.capture.torch_adapter import GraphInfo
 from kgen.config import Config
 from kgen.ir.plan import members

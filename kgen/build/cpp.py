@@ -256,19 +256,25 @@ def precompiled_header(header: Path, flags: Sequence[str]) -> Path | None:
     made = place / header.name
     if _headers.get(key) == made and made.exists():
         return made
-    with cache.lock("header", key):
-        if not _header_complete(place, header.name):
-            cache.drop(place)
-            shared = header.is_relative_to(_templates())  # the same for every program
-            if not (shared and cache.adopt("header", key) and _header_complete(place, header.name)):
-                cache.drop(place)
-                _make_header(header, flags, place)
-                if shared:
-                    cache.share("header", key)
     if not _header_complete(place, header.name):
-        return None
+        with cache.lock("header", key):
+            if not _header_complete(place, header.name):
+                _find_or_make_header(header, flags, key)
+        if not _header_complete(place, header.name):
+            return None
     _headers[key] = made
     return made
+
+
+def _find_or_make_header(header: Path, flags: Sequence[str], key: str) -> None:
+    place = cache.path("header", key)
+    cache.drop(place)
+    shared = header.is_relative_to(_templates())  # the same for every program
+    if not (shared and cache.adopt("header", key) and _header_complete(place, header.name)):
+        cache.drop(place)
+        _make_header(header, flags, place)
+        if shared:
+            cache.share("header", key)
 
 
 def _make_header(header: Path, flags: Sequence[str], place: Path) -> None:

@@ -6,15 +6,12 @@ itself: there a decomposition would hide structure (a contraction, a sort) or do
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch._decomp import _core_aten_decompositions_post_autograd as core_decompositions
 from torch._decomp import get_decompositions
-
-from kgen.capture.quantised import MODULE, decompositions_of_quantisation
 
 aten = torch.ops.aten
 
@@ -178,15 +175,10 @@ def _overloads(ops: tuple[Any, ...]) -> list[Any]:
     return found
 
 
-# Operator overload -> decomposition, as AOTAutograd takes it.
+# Operator overload -> decomposition, as AOTAutograd takes it. The operators of quantisation are in `kgen.capture.quantised`.
 TABLE: dict[Any, Callable[..., Any]] = {
     **core_decompositions(), **get_decompositions(EXTRA), aten.huber_loss.default: _huber_loss
 }  # fmt: skip
-
-
-def table() -> dict[Any, Callable[..., Any]]:
-    """The table, with the operators of quantisation where they are loaded."""
-    return {**TABLE, **decompositions_of_quantisation()} if MODULE in sys.modules else dict(TABLE)
 
 
 for _native in _overloads(NATIVE):

@@ -40,11 +40,11 @@ from torch.fx.passes.fake_tensor_prop import FakeTensorProp
 from torch.utils._python_dispatch import _disable_current_modes
 from torch.utils.checkpoint import CheckpointPolicy
 
-from kgen.capture import aot_cache, decompositions
+from kgen.capture import aot_cache, decompositions, quantised
 from kgen.capture.aot_cache import CachedGraph, CompiledGraph
 from kgen.capture.as_strided import replace_as_strided
 from kgen.capture.freeze import Freezing
-from kgen.capture.paths import NO_PATHS, Paths, paths_of
+from kgen.capture.operators import NO_PATHS, Paths, paths_of
 from kgen.counters import counters
 from kgen.unusable import Memo
 
@@ -100,6 +100,7 @@ def capture(
     `joint_pass` runs on the joint graph before it is split. `cache_key` is what AOTAutograd's cache must know about kgen
     besides its version; None leaves that cache alone."""
     paths = paths_of(gm)
+    of_quantisation = quantised.decompositions_of_quantisation() if quantised.MODULE in sys.modules else {}
     compilers = {
         role: SerializableAOTDispatchCompiler(CachedGraph, partial(_compile, compile_graph, role, paths))
         for role in ("forward", "backward", "inference")
@@ -109,7 +110,7 @@ def capture(
         bw_compiler=compilers["backward"],
         inference_compiler=compilers["inference"],
         partition_fn=partial(_partition, joint_pass),
-        decompositions=decompositions.table(),
+        decompositions={**decompositions.TABLE, **of_quantisation},
         keep_inference_input_mutations=True,
     )
     with _aot_settings(cache_key), _trusted_bodies(gm):

@@ -16,8 +16,7 @@ from kgen.bisection.search import Found, Seen, Smallest, WrongGraph, smallest, s
 from kgen.bisection.supervise import Died, supervised
 from kgen.bisection.trial import Trial, Wrong, trial_config
 from kgen.bisection.whole import pass_to_blame, smallest_call
-from kgen.capture.operators import call_of, source_line
-from kgen.capture.paths import paths_in
+from kgen.capture.operators import call_of, paths_in, source_line
 from kgen.commands.bisect_speed import run_speed
 from kgen.commands.exit_codes import OK, WRONG, misused
 from kgen.commands.script import imported, run_script

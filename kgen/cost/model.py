@@ -251,7 +251,7 @@ def _adding(problem: Problem) -> float:
     if problem.device.kind != "cuda":
         return 0.0
     roots = [root for s in problem.epilogue for root in s.roots]
-    each = vs.total_cost(roots) + sum(FUNCTIONS.get(value.op, 0) for value in vs.topological(roots))
+    each = vs.total_cost(roots, FUNCTIONS)
     elements = problem.size_of_result // problem.main_dtype.itemsize
     return each * elements / (ADDITIONS * problem.device.compute_units)
 

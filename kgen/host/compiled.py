@@ -20,11 +20,16 @@ from kgen.host.cudagraph import Recording, recorded
 from kgen.host.frozen import FrozenCall, Setup
 from kgen.host.launch import GpuKernel, load_kernel
 from kgen.host.native import load
+from kgen.ir import index as ix
+from kgen.ir import nodes as ir
 from kgen.rendered.gpu_kernel import CompiledKernel, CompiledLaunches, TritonKernel
 
 # How many times as much of its registers a kernel may spill where it is measured. What spills more never wins, and ptxas makes
 # some of it wrong: a float32 matmul with 5,696 bytes of stack and 32 registers ended with a misaligned address on an H100.
 WHERE_MEASURED = 8
+
+# Of each result of a graph; None for what is no tensor.
+Strides = tuple[tuple[Any, ...] | None, ...]
 
 
 @dataclass(slots=True)
@@ -77,6 +82,23 @@ class HostGraph:
     @classmethod
     def deserialize(cls, data: bytes) -> Self:
         return cls(pickle.loads(data))
+
+
+def strides_of_results(graph: ir.Graph, traced: Strides) -> Strides:
+    """`traced` has the strides that tracing computed for each result, None for what is no tensor. Elements that share memory in
+    eager have places of their own here (`kgen/lowering/results.py`), so backward gets such a tensor with other strides."""
+    return tuple(_found(graph, item, strides) for item, strides in zip(graph.outputs, traced, strict=True))
+
+
+def _found(graph: ir.Graph, item: Any, traced: tuple[Any, ...] | None) -> tuple[Any, ...] | None:
+    """Symbolic strides stay as traced, and those of dimensions of length 1, which no address depends on."""
+    if traced is None or not isinstance(item, ir.TensorArg) or not all(isinstance(s, int) for s in traced):
+        return traced
+    buffer = graph.buffers[item.buffer]
+    linear = ix.linearize(item.index, ir.dense_strides(buffer))
+    strides = [ix.stride_of(linear, v) for v in item.vars]
+    known = [None if s is None else s.as_int() for s in strides]
+    return tuple(old if new is None or v.extent == 1 else new for v, old, new in zip(item.vars, traced, known, strict=True))
 
 
 def compiled_launches(blueprint: Blueprint) -> CompiledLaunches:

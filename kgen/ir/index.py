@@ -25,7 +25,7 @@ _INF = 1 << 62
 
 
 class Atom:
-    """Base of everything that can stand in a monomial. Interned by `key`; ordered by creation for a stable normal form."""
+    """Base of everything that can stand in a monomial. Interned by `key`; ordered for a stable normal form."""
 
     __slots__ = ("__weakref__", "_expr", "_range", "key", "order")
     key: tuple[Any, ...]
@@ -304,8 +304,9 @@ def size(name: str, lo: int = 0, hi: int = _INF) -> Size:
 
 def indirect(value: Any, extent: ExprLike) -> Indirect:
     """The index atom of `value` (hashable, interned by its owner); the caller has wrapped it into ``[0, extent)``."""
-    # by creation, not by address: the normal form must not differ from one process to the next
-    return _intern_atom(Indirect, (getattr(value, "serial", 0), id(value)), value=value, size=as_expr(extent))
+    # not by address or by age: the normal form must not differ from one process to the next, or with what it compiled before
+    order = getattr(value, "order", (str(value),))
+    return _intern_atom(Indirect, (*order, str(extent)), value=value, size=as_expr(extent))
 
 
 def _floordiv_atom(num: Expr, den: Expr) -> FloorDiv:
@@ -699,7 +700,7 @@ def free_atoms(expr: Expr) -> frozenset[Atom]:
 
 
 def indirects(expr: Expr) -> tuple[Indirect, ...]:
-    """The integers from memory in the expression, oldest first, those inside divisions included."""
+    """The integers from memory in the expression, in order, those inside divisions included."""
     if expr._indirect is None:
         found = [atom for atom in free_atoms(expr) if isinstance(atom, Indirect)]
         expr._indirect = tuple(sorted(found, key=_order))

@@ -7,6 +7,7 @@ value (what a view does) is a memoised walk without recursion, so a chain of a t
 
 from __future__ import annotations
 
+import hashlib
 import math
 import struct
 from collections.abc import Callable, Container, Hashable, Iterable, Iterator, Mapping, Sequence
@@ -24,20 +25,28 @@ Index = tuple[Expr, ...]
 class Value:
     """One scalar operation applied to other values. Make with the functions of this module, never directly."""
 
-    __slots__ = ("__weakref__", "_atoms", "_below", "_key", "_loads", "_walk", "args", "attr", "dtype", "op", "serial")
+    __slots__ = ("__weakref__", "_atoms", "_below", "_key", "_loads", "_order", "_walk", "args", "attr", "dtype", "op")
     op: str
     args: tuple[Value, ...]
     attr: Any
     dtype: torch.dtype
-    serial: int
     _atoms: frozenset[Atom] | None
     _below: tuple[Value, ...] | None
     _key: tuple[Any, ...]
     _loads: tuple[Value, ...] | None
+    _order: tuple[Any, ...] | None
     _walk: tuple[Value, ...] | None
 
     def __repr__(self) -> str:
-        return f"%{self.serial}"
+        return f"%{_digest(self.order)}"
+
+    @property
+    def order(self) -> tuple[Any, ...]:
+        """A place among values: by structure, then by the buffers that are read. It depends on neither the process nor what was
+        compiled before, and structure comes first so that equal layers have equal kernels."""
+        if self._order is None:
+            self._order = _order_of(self)
+        return self._order
 
     def __reduce__(self) -> Any:
         # flat, because pickle follows arguments by recursion and a chain of a thousand operations overflows its stack
@@ -79,9 +88,8 @@ def _make(op: str, args: tuple[Value, ...], attr: Any, dtype: torch.dtype) -> Va
     if found is None:
         made = Value()
         made.op, made.args, made.attr, made.dtype = op, args, attr, dtype
-        made.serial = len(_table)
         made._key = key
-        made._atoms = made._below = made._loads = made._walk = None
+        made._atoms = made._below = made._loads = made._order = made._walk = None
         found = _table.setdefault(key, made)
     return found
 
@@ -402,23 +410,51 @@ def _walked(roots: Iterable[Value], below: Callable[[Value], tuple[Value, ...]])
 
 
 def _below(value: Value) -> tuple[Value, ...]:
-    """The children, latest first."""
+    """The children, the last one first: a walk takes them from the end. Not by age: a value that a graph before had as well is
+    older than its neighbours, and kernels' texts would depend on what was compiled before."""
     if value._below is None:
-        value._below = tuple(sorted(children(value), key=_latest_first))
+        value._below = tuple(children(value))[::-1]
     return value._below
 
 
 def _arguments(value: Value) -> tuple[Value, ...]:
-    return tuple(sorted(value.args, key=_latest_first))
+    return value.args[::-1]
 
 
-def _latest_first(value: Value) -> int:
-    return -value.serial
+def _order_of(root: Value) -> tuple[Any, ...]:
+    walk = topological([root])
+    number = {value: k for k, value in enumerate(walk)}
+    buffers: dict[str, int] = {}
+    rows = [(v.op, [number[a] for a in v.args], _attribute(v, number, buffers), str(v.dtype)) for v in walk]
+    ranges = sorted({_range(atom) for v in walk for e in index_exprs(v) for atom in ix.free_atoms(e)})
+    return _digest((rows, ranges)), tuple((len(name), name) for name in buffers)
+
+
+def _attribute(value: Value, number: Mapping[Value, int], buffers: dict[str, int]) -> str:
+    """What an operation has besides arguments, with numbers in place of values and of buffers."""
+    if value.op not in ("load", "index"):
+        return repr(value.attr)
+    texts = [str(e) for e in index_exprs(value)]
+    for e in index_exprs(value):
+        for atom in ix.indirects(e):
+            texts = [text.replace(str(atom), f"[{number[atom.value]}]") for text in texts]
+    whole = (buffers.setdefault(value.attr[0], len(buffers)), str(value.attr[2])) if value.op == "load" else ()
+    return f"{texts} {whole}"
+
+
+def _range(atom: Atom) -> str:
+    """An atom with its range, which its text leaves out."""
+    if isinstance(atom, Var):
+        return f"{atom} < {atom.extent}"
+    return f"{atom.lo} <= {atom} <= {atom.hi}" if isinstance(atom, ix.Size) else ""
+
+
+def _digest(data: object) -> str:
+    return hashlib.sha256(repr(data).encode()).hexdigest()[:16]
 
 
 def by_place(roots: Iterable[Value]) -> Iterator[Value]:
-    """Every value once, users before their arguments, the values inside indirect indices left out. `topological` goes by age,
-    and equal bodies over other data may have been made in any order."""
+    """Every value once, users before their arguments, the values inside indirect indices left out."""
     seen: set[Value] = set()
     pending = [*roots]
     while pending:
@@ -453,8 +489,10 @@ def over(value: Value, groups: Iterable[Iterable[Var]]) -> Hashable:
     return value, tuple(tuple(v if v in used else v.extent for v in group) for group in groups)
 
 
-def total_cost(roots: Iterable[Value]) -> int:
-    return sum(ops.cost(v.op) for v in topological(roots))
+def total_cost(roots: Iterable[Value], beyond: Mapping[str, int] | None = None) -> int:
+    """Elementary operations; `beyond` has what some cost besides, on one device. What is read twice is computed once."""
+    beyond = beyond or {}
+    return sum(ops.cost(v.op) + beyond.get(v.op, 0) for v in topological(roots))
 
 
 def rewrite(

@@ -18,7 +18,7 @@ from functools import cache
 from itertools import chain, count
 from pathlib import Path
 
-from kgen import locks
+from kgen.cache import locked
 from kgen.config import Config
 from kgen.counters import counters
 from kgen.errors import TuningFileNotAFile, TuningFileNotReadable, TuningFileNotWritable
@@ -137,7 +137,7 @@ class TuningFile:
         """Held by one writer at a time. Raises TuningFileNotWritable, also for errors of the system inside."""
         try:
             self.path.parent.mkdir(parents=True, exist_ok=True)
-            with locks.locked(self.path.with_name(self.path.name + ".lock")):
+            with locked(self.path.with_name(self.path.name + ".lock")):
                 yield
         except OSError as error:
             raise TuningFileNotWritable(path=self.path, problem=_cause(error)) from error

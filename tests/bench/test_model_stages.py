@@ -20,6 +20,12 @@ def test_a_tiny_model_is_measured(tmp_path: Path) -> None:
     assert all(row[stage] >= 0 for stage in model_stages.STAGES)
 
 
+def test_a_training_step_is_measured(capsys: pytest.CaptureFixture[str]) -> None:
+    """Of a model whose weights are drawn until none is too large, which takes data."""
+    assert model_stages.main(["vit", "--size", "tiny", "--train", "--layers", "1"]) == 0
+    assert "vit" in capsys.readouterr().out
+
+
 @pytest.mark.parametrize(("layers", "left"), [(1, 1), (2, 2), (5, 3)])
 def test_equal_blocks_are_cut(layers: int, left: int) -> None:
     module = nn.ModuleDict(

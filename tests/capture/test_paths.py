@@ -12,8 +12,7 @@ from torch import Tensor, nn
 from torch._dynamo.backends.common import aot_autograd
 from torch._functorch._aot_autograd.descriptors import ParamAOTInput, PlainAOTInput, SubclassGetAttrAOTInput
 
-from kgen.capture.operators import call_of, name_calls, origin_of
-from kgen.capture.paths import Paths, paths_in, paths_of
+from kgen.capture.operators import Paths, call_of, name_calls, origin_of, paths_in, paths_of
 from kgen.verdict import FusionDemand
 
 

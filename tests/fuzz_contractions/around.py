@@ -157,11 +157,17 @@ def _float_column(shape: Shape, _kind: torch.dtype, dim: int) -> tuple[Spec, ...
 
 @dataclass(frozen=True)
 class Epilogue:
+    """`factors` says of each of its results how often the contraction's is a factor; once where it is empty."""
+
     name: str
     run: Callable[..., Any]
     extras: Extras = _nothing
     fits: Callable[[Shape], bool] = lambda shape: True
     integers: bool = False
+    factors: tuple[int, ...] = ()
+
+    def factors_of(self, number: int) -> int:
+        return self.factors[number] if self.factors else 1
 
 
 def _turned(c: torch.Tensor, dim: int) -> torch.Tensor:
@@ -195,8 +201,8 @@ EPILOGUES: dict[str, Epilogue] = {
         Epilogue("a part", lambda c, dim: F.gelu(c[..., 1:, :-3]), fits=_has_columns),
         Epilogue("row sum", lambda c, dim: F.relu(c).sum(dim)),
         Epilogue("column sum", lambda c, dim: F.relu(c).sum(_rest(c, dim))),
-        Epilogue("statistics", lambda c, dim: (c, c.sum(_rest(c, dim)), c.square().sum(_rest(c, dim)))),
-        Epilogue("kept with squares", lambda c, dim: (c, c.square().sum(dim, keepdim=True))),
+        Epilogue("statistics", lambda c, dim: (c, c.sum(_rest(c, dim)), c.square().sum(_rest(c, dim))), factors=(1, 1, 2)),
+        Epilogue("kept with squares", lambda c, dim: (c, c.square().sum(dim, keepdim=True)), factors=(1, 2)),
         Epilogue("softmax", lambda c, dim: c.softmax(dim)),
         Epilogue("amax", lambda c, dim: c.amax(dim)),
         Epilogue("amax of columns", lambda c, dim: c.amax(_rest(c, dim))),
@@ -215,17 +221,18 @@ EPILOGUES: dict[str, Epilogue] = {
 @dataclass(frozen=True)
 class Family:
     """Contractions of one left operand: `parts` are the shares of columns of the further right operands; `run` gets all
-    results."""
+    results, of which each of its own has so many as factors."""
 
     name: str
     parts: tuple[float, ...]
     run: Callable[..., Any]
+    factors: int = 1
 
 
 FAMILIES: dict[str, Family] = {
     f.name: f
     for f in (
-        Family("gate and up", (1,), lambda dim, gate, up: F.silu(gate) * up),
+        Family("gate and up", (1,), lambda dim, gate, up: F.silu(gate) * up, factors=2),
         Family("three projections", (0.5, 0.5), lambda dim, q, k, v: (q, F.relu(k), v * 2)),
         Family("joined", (1, 0.5), lambda dim, *parts: torch.cat(parts, dim)),
     )

@@ -85,7 +85,7 @@ class _Sample:
 
     def wrong(self, got: Sequence[torch.Tensor]) -> str:
         """What is wrong with results; memory around the inputs is put right again."""
-        problem = wrong(got, self.eager, self.expected, self.computation.norm_limit())
+        problem = wrong(got, self.eager, self.expected, self.computation.norm_limit)
         if any(guarded.damaged for guarded in self.guarded):
             problem = problem or "it wrote to its inputs, or to memory next to them"
             for guarded in self.guarded:

@@ -28,6 +28,8 @@ SAMPLED = 100_000
 # Errors relative to the norm, by the coarsest type that anything is rounded to.
 NORM_LIMIT = {torch.float32: 1e-4, torch.bfloat16: 2e-2, torch.float16: 3e-3, torch.float64: 1e-9}
 TF32_NORM_LIMIT = 3e-3
+# By how much a number shrinks whose digits are cut off for TF32, in the mean: half of the last digit that is left.
+TF32_SHRINKS = TF32_UNIT / 2
 
 
 @dataclass(frozen=True)
@@ -176,20 +178,27 @@ class Computation:
         smaller = [[-c.sign() for c in sums]] if self.problem.tf32 else []  # digits are cut off: sums of squares shrink
         return [ones, [-1.0] * len(ones), [(-1.0) ** k for k in range(len(ones))], random(), *smaller]
 
-    def norm_limit(self) -> float:
+    def norm_limit(self, number: int) -> float:
+        """Of a result. TF32 cuts digits off in one direction: in sums of positive terms these errors do not average out, but
+        come once for each rounded factor. Two contractions that are multiplied have four, the square of that eight."""
         if self.problem.tf32:
-            return TF32_NORM_LIMIT
+            family, epilogue = FAMILIES.get(self.problem.family), EPILOGUES.get(self.problem.epilogue)
+            factors = 2 * (family.factors if family else 1) * (epilogue.factors_of(number) if epilogue else 1)
+            return max(TF32_NORM_LIMIT, factors * TF32_SHRINKS)
         kinds = [kind for kind in (self.problem.torch_dtype, *(s.dtype for s in self.specs)) if kind in UNIT]
         kinds.append(torch.bfloat16 if self.problem.kind == "scaled mm" else torch.float32)
         return max(NORM_LIMIT[kind] for kind in kinds)
 
 
-def wrong(got: Sequence[torch.Tensor], like: Sequence[torch.Tensor], expected: Sequence[Expected], limit: float) -> str:
-    """What is wrong with results, of shapes and types as eager's `like`; empty where nothing is."""
+def wrong(
+    got: Sequence[torch.Tensor], like: Sequence[torch.Tensor], expected: Sequence[Expected], limit: Callable[[int], float]
+) -> str:
+    """What is wrong with results, of shapes and types as eager's `like`; empty where nothing is. `limit` says of each
+    how large its error may be, relative to its norm."""
     if len(got) != len(like):
         return f"{len(got)} results, not {len(like)}"
     for number, (one, other, want) in enumerate(zip(got, like, expected, strict=True)):
-        problem = _wrong(one, other, want, limit)
+        problem = _wrong(one, other, want, limit(number))
         if problem:
             return f"result {number} {problem}"
     return ""

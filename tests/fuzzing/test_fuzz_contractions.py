@@ -140,17 +140,17 @@ def test_one_wrong_row_of_one_image_is_noticed() -> None:
     """Without the tap below it, as where a mask cuts off the last row of an image."""
     computation, flat, results = results_of(convolution(16, 64, 28))
     expected = computation.expected(flat)
-    assert wrong(results, results, expected, computation.norm_limit()) == ""
+    assert wrong(results, results, expected, computation.norm_limit) == ""
     changed = results[0].clone()
     changed[3, :, -1] = (changed[3, :, -1].float() + 0.3 * torch.randn(changed[3, :, -1].shape)).to(changed.dtype)
-    assert "within [3, 0..15, 27, 0..27]" in wrong([changed], results, expected, computation.norm_limit())
+    assert "within [3, 0..15, 27, 0..27]" in wrong([changed], results, expected, computation.norm_limit)
 
 
 def test_an_element_that_nobody_wrote_is_noticed() -> None:
     computation, flat, results = results_of(draw(0, SMALL))
     changed = results[0].clone()
     changed.view(-1)[-1] = float("nan")
-    assert "in 1 elements" in wrong([changed], results, computation.expected(flat), computation.norm_limit())
+    assert "in 1 elements" in wrong([changed], results, computation.expected(flat), computation.norm_limit)
 
 
 def _cut(x: torch.Tensor) -> torch.Tensor:
@@ -162,22 +162,37 @@ def test_sums_of_squares_may_shrink_as_tf32_cuts_digits_off() -> None:
     problem = Problem(0, "mm", "float32", (("m", 256), ("k", 8), ("n", 16)), epilogue="statistics", tf32=True)
     computation, flat, results = results_of(problem)
     expected, cut = computation.expected(flat), tree_leaves(computation.run(*map(_cut, flat)))
-    assert wrong(cut, results, expected, computation.norm_limit()) == ""
-    assert wrong([*cut[:2], cut[2] * 0.97], results, expected, computation.norm_limit()) != ""
+    assert wrong(cut, results, expected, computation.norm_limit) == ""
+    assert wrong([*cut[:2], cut[2] * 0.97], results, expected, computation.norm_limit) != ""
+
+
+@pytest.mark.parametrize("family", ["", "gate and up"])
+def test_each_factor_may_shrink_a_sum_as_much(family: str) -> None:
+    """Two contractions that are multiplied have four rounded factors, and the square of that eight."""
+    sizes = (("m", 512), ("k", 4), ("n", 64))
+    problem = Problem(0, "mm", "float32", sizes, family=family, epilogue="kept with squares", tf32=True)
+    computation, flat, results = results_of(problem)
+    expected = computation.expected(flat)
+    assert computation.norm_limit(0) == 3e-3
+    assert computation.norm_limit(1) == (8 * 2**-11 if family else 3e-3)
+    assert wrong(tree_leaves(computation.run(*map(_cut, flat))), results, expected, computation.norm_limit) == ""
+    for number, one in enumerate(results):
+        changed = [*results[:number], one * (1 - 1.1 * computation.norm_limit(number)), *results[number + 1 :]]
+        assert wrong(changed, results, expected, computation.norm_limit) != ""
 
 
 def test_operands_that_are_cast_are_rounded_whatever_they_are_stored_as() -> None:
     sizes = (("m", 33), ("k", 16), ("n", 40))
     computation, flat, results = results_of(Problem(0, "mm", "bfloat16", sizes, left="cast", right="cast", epilogue="float32"))
-    assert wrong(results, results, computation.expected(flat), computation.norm_limit()) == ""
+    assert wrong(results, results, computation.expected(flat), computation.norm_limit) == ""
 
 
 def test_what_overflows_may_be_infinite() -> None:
     values = torch.tensor([7e4, -7e4, 1.0], dtype=torch.float64)
     got = torch.tensor([torch.inf, -torch.inf, 1.0], dtype=torch.float16)
     expected = [Expected(values, torch.zeros_like(values))]
-    assert wrong([got], [got], expected, 1e-3) == ""
-    assert wrong([-got], [got], expected, 1e-3) != ""
+    assert wrong([got], [got], expected, lambda _: 1e-3) == ""
+    assert wrong([-got], [got], expected, lambda _: 1e-3) != ""
 
 
 # ---- the generator ------------------------------------------------------------------------------------------------------

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 import torch
 from fuzz_operations import OPERATIONS, RAISING
-from fuzz_oracle import Finding, check
+from fuzz_oracle import Finding, OtherOrder, check, reordered
 from fuzz_program import Program, grow, runs, shrunk
 from fuzz_programs import Worker, module, operations
 
@@ -146,3 +146,27 @@ def test_operations_can_be_left_out() -> None:
     assert "scatter" not in {op.__name__ for op in kept}
     assert [op.__name__ for op in raising] == ["outside"]
     assert not operations(frozenset(), "cuda")[1]
+
+
+TIES = program("v0 = x0.topk(3, 0)[0]", "v1 = x0.sort(1)[0]", "v2 = x0.kthvalue(2, 1)[0]", outputs=("v0", "v1", "v2"),
+               base="randn(1, 6, 5).sign()", gradients=True)  # fmt: skip
+
+
+def test_gradients_go_to_any_of_equal_elements() -> None:
+    """Torch does not say which of them a sort or a selection takes; they go to no other ones, and they stay as they are."""
+
+    def other_order(gm: torch.fx.GraphModule, _: Any) -> Callable[..., Any]:
+        def call(*args: Any) -> Any:
+            with OtherOrder(torch.Generator().manual_seed(99)):
+                return gm(*args)
+
+        return call
+
+    seen = [o.gradients[0] for k in range(9) for o in reordered(TIES, "cpu", k)]
+    assert any(not torch.equal(one, seen[0]) for one in seen)
+    assert check(TIES, backend=other_order).kind == "ok"
+    assert check(TIES, backend=changed(lambda r: [2 * r[0] - r[0].detach(), *r[1:]])).kind == "values"
+    assert (
+        check(TIES, backend=changed(lambda r: [r[0] + 0 * r[1].sum(), r[1].roll(1, 1).roll(-1, 1), r[2] + 1e-4])).kind
+        == "values"
+    )

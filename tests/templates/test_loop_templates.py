@@ -207,6 +207,7 @@ MISTAKES = {
     "does not derive from kgen.LoopKernel": {"base": ""},
     "nothing asks for its refuze": {"methods": "    def refuze(self, problem):\n        return None\n"},
     "knob XBLOCK has no values": {"methods": "    XBLOCK = kgen.knob()\n"},
+    "knob XBLOCK has the value 'fast'": {"methods": "    XBLOCK = kgen.knob('fast')\n"},
     "uses bodi: no knob and no slot, which are body, config, indices, kernel": {"jinja": "{{ kernel() }}\n{{ bodi }}\n"},
     "never renders the slot kernel": {"jinja": "{{ body }}\n"},
     "never renders the slot body": {"jinja": "{{ kernel() }}\n    {{ indices }}\n"},

@@ -163,6 +163,18 @@ def test_a_configuration_with_an_unknown_knob(author):
         list(registry.find("authors").configs(None))
 
 
+def test_equal_configurations_are_one(author):
+    author.registers(
+        methods="""
+    def configs(self, problem):
+        yield {"BLOCK_M": 16}
+        yield {"BLOCK_M": 32}
+        yield {"BLOCK_N": 32, "BLOCK_M": 16}
+"""
+    )
+    assert [config.BLOCK_M for config in registry.find("authors").configs(None)] == [16, 32]
+
+
 # ---- the kit --------------------------------------------------------------------------------------------------------
 
 

@@ -11,7 +11,10 @@ from typing import Any
 
 import jinja2
 import pytest
+import torch
+import torch.nn.functional as F
 from jinja2 import nodes as jn
+from torch import Tensor
 
 import tests.templates.triton.test_full_row_matmuls as rows
 import tests.templates.triton.test_warp_specialized_matmuls as warp_specialized
@@ -206,3 +209,16 @@ def test_what_units_link_is_said_by_who_renders_them() -> None:
     both = unit._unit("k", [("f", "f", one), ("g", "g", other)])
     assert both.objects == linked
     assert unit._unit("k", [("h", "h", plain)]).objects == ()
+
+
+def test_a_template_offers_each_configuration_once() -> None:
+    """Stages beyond the steps of a sum make some of a table's rows equal: here k has one step, and tiles hold full rows."""
+
+    def f(x: Tensor, w: Tensor) -> Tensor:
+        return F.layer_norm(x @ w, (1000,))
+
+    given = torch.ones(64, 16), torch.ones(16, 1000)
+    problem, _ = problem_of("triton_matmul", f, given, lambda configs: next(c for c in configs if c.BLOCK_N == 1024))
+    offered, rows = list(problem.template.configs(problem)), list(problem.template.author.configs(problem))
+    assert problem.whole
+    assert len(offered) == len(set(offered)) < len(rows)

@@ -42,6 +42,10 @@ DECLARATIONS = {
     "an axis that is none": ("BLOCK_M,", "BLOCK_X,", "tile of an axis 'x'"),
     "a block that is no power of two": ("kgen.knob(16)", "kgen.knob(16, 48)", "BLOCK_K is 48: the sides of a tile"),
     "a knob without values": ("kgen.knob(16)", "kgen.knob()", "has no values"),
+    "a text for a knob's value": ("kgen.knob(16)", 'kgen.knob("fast")', "BLOCK_K has the value 'fast', where each is an int"),
+    "a text beside numbers": ("BLOCK_M,", "STAGES = kgen.knob(2, 'three')\n    BLOCK_M,", "STAGES has the value 'three'"),
+    "a list for a knob's values": ("kgen.knob(16)", "kgen.knob([16, 32])", "BLOCK_K has the value [16, 32]"),
+    "half a number": ("BLOCK_M,", "STAGES = kgen.knob(2, 2.5)\n    BLOCK_M,", "STAGES has the value 2.5"),
     "a family of one side": (
         'kgen.operand("b", "m", "k")', 'kgen.operand("b", "m", "k", many=True)', "one operand and the result are many",
     ),

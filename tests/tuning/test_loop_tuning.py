@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import json
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +19,6 @@ from kgen.ir.plan import Kernel
 from kgen.report.record import Record, recording
 from kgen.templates import registry
 from kgen.tuning import loop_tuner
-from kgen.tuning import measure as measuring
 from kgen.tuning.benchmark import BenchmarkJob
 from kgen.tuning.measure import Outcome
 from kgen.tuning.store import TuningFile
@@ -27,17 +26,6 @@ from kgen.verdict import Reason
 
 pytestmark = pytest.mark.cpu
 AUTOTUNE = "max-autotune-no-cudagraphs"
-
-
-@pytest.fixture(autouse=True, scope="module")
-def ends() -> Iterator[None]:
-    yield
-    measuring.stop()
-
-
-@pytest.fixture
-def file(tmp_path: Path) -> Path:
-    return tmp_path / "tuning.json"
 
 
 def rows(x: Tensor) -> Tensor:

@@ -57,19 +57,6 @@ def layer(x: Tensor, w: Tensor, b: Tensor) -> Tensor:
 ARGS = (r(64, 96), r(128, 96), r(128))
 
 
-@pytest.fixture(autouse=True, scope="module")
-def ends() -> Iterator[None]:
-    """One process measures for all tests: its start takes longer than most of them."""
-    yield
-    measuring.stop()
-
-
-@pytest.fixture
-def file(tmp_path: Path) -> Path:
-    torch._dynamo.reset()
-    return tmp_path / "tuning.json"
-
-
 def compiled(
     f: Callable[..., Any], *args: Tensor, file: Path, mode: str = "max-autotune-no-cudagraphs", error: float = 1e-4, **more: Any
 ) -> Record:

@@ -18,7 +18,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kgen import config, locks
+from kgen import cache, config
 from kgen.counters import counters
 from kgen.errors import InvalidTuningEntry, TuningFileNotAFile, TuningFileNotReadable, TuningFileNotWritable
 from kgen.tuning import store, text
@@ -575,7 +575,7 @@ def test_without_locks_nothing_is_written_or_moved(file: TuningFile, monkeypatch
     def no_locks(*_: Any) -> None:
         raise OSError(37, "No locks available")
 
-    monkeypatch.setattr(locks.fcntl, "flock", no_locks)
+    monkeypatch.setattr(cache.fcntl, "flock", no_locks)
     with pytest.raises(TuningFileNotWritable, match="No locks available"):
         file.write([entry()])
     assert not file.path.exists()

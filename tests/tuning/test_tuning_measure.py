@@ -28,12 +28,6 @@ from kgen.tuning.worker import difference
 pytestmark = pytest.mark.cpu
 
 
-@pytest.fixture(autouse=True, scope="module")
-def ends() -> Iterator[None]:
-    yield
-    measuring.stop()
-
-
 def blueprint(f: Callable[..., Any], *args: torch.Tensor) -> bytes:
     torch._dynamo.reset()
     with recording() as seen, torch.no_grad():

@@ -322,11 +322,7 @@ def _stores_vectors(problem: Problem) -> bool:
 @memoised
 def _epilogue_cost(problem: Problem) -> int:
     """Elementary operations for each result. What several statements need is computed once."""
-    return _operations([root for s in problem.epilogue for root in s.roots])
-
-
-def _operations(roots: list[vs.Value]) -> int:
-    return vs.total_cost(roots) + sum(LONGER.get(value.op, 0) for value in vs.topological(roots))
+    return vs.total_cost([root for s in problem.epilogue for root in s.roots], LONGER)
 
 
 @memoised
@@ -479,7 +475,7 @@ def _unsteadiness(problem: Problem, one: Input, config: Config) -> float:
 def _of_element(problem: Problem, one: Input) -> float:
     """Seconds of a warp for an element of an operand's tile."""
     if one.load is None:
-        return GATHERED if problem.reads_window(one) else COMPUTED * _operations([one.value])
+        return GATHERED if problem.reads_window(one) else COMPUTED * vs.total_cost([one.value], LONGER)
     if _by_engine(problem, one):
         return 0.0
     width = _width(problem, one)

@@ -26,6 +26,7 @@ from kgen.templates.problem import Problem, problem_of
 from kgen.verdict import Outcome, Reason
 from tests.house.test_docs import SNIPPETS
 from tests.kernels import plans
+from tests.matmuls import only_templates
 
 ROOT = Path(__file__).resolve().parents[3]
 X, W, V = torch.randn(70, 40), torch.randn(40, 90), torch.randn(40, 90)
@@ -43,9 +44,7 @@ def plan_with(monkeypatch: pytest.MonkeyPatch, templates_win: None) -> Callable[
     known = list(registry.every())
 
     def plan(f: Callable[..., Any], *args: Tensor, gpu: bool = True, **attributes: Any) -> Schedule:
-        every = [told(template, **attributes) for template in known]
-        monkeypatch.setattr(registry, "_refusals", {})
-        monkeypatch.setattr(registry, "every", lambda device=None: [t for t in every if device in (None, t.device)])
+        only_templates(monkeypatch, [told(template, **attributes) for template in known])
         with torch.no_grad():
             return plans(f, *args, options=Options(gpu_everywhere=gpu)).forward
 

@@ -25,6 +25,7 @@ from kgen.report.record import Record, recording
 from kgen.templates import registry
 from kgen.templates.contract import Config
 from kgen.verdict import Outcome, Reason, Verdict
+from tests.matmuls import only_templates
 from tests.slow import slow_but
 
 pytestmark = [pytest.mark.cpu, pytest.mark.filterwarnings("ignore::UserWarning")]
@@ -206,7 +207,7 @@ def test_updates_along_both_axes_stay_apart() -> None:
 def test_a_template_that_keeps_no_order(monkeypatch: pytest.MonkeyPatch) -> None:
     ordered = registry.find("cpp_matmul")
     plain = replace(ordered, results={name: replace(one, ordered=False) for name, one in ordered.results.items()})
-    monkeypatch.setattr(registry, "every", lambda device=None: [plain])
+    only_templates(monkeypatch, [plain])
     fn, args = CASES["rows added"]
     _, kernels, verdicts = compiled(fn, args)
     assert not scatters(kernels)

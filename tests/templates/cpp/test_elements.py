@@ -15,6 +15,7 @@ import kgen
 from examples.new_template import similarity
 from examples.new_template_cpu import L1DistanceOnCpu
 from kgen import errors, knob, operand, result
+from kgen.commands.templates_command import ELEMENTS
 from kgen.templates import registry
 from kgen.testing import check_template
 
@@ -42,29 +43,11 @@ def _(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     return x.new_empty(x.shape[0]), x.new_empty(x.shape[0], dtype=torch.int64)
 
 
-NORM = """
-{{ kernel() }}
-  constexpr int L = {{ problem.device.lanes }};
-  using Real = {{ Y.type }};
-  const int64_t N = {{ n.size }};
-  parallel_for(threads, {{ m.size }}, 8, [&](int64_t begin, int64_t end) {
-    for (int64_t m = begin; m < end; ++m) {
-      auto squares = splat<L>(Real(0));
-      vector_loop<L>(0, N, [&](int64_t n, auto w) KGEN_INLINE {
-        {{ X.element("x", "m", "n", lanes="n") }}
-        squares = step_sum(squares, mul_(x, x), w);
-      });
-      const Real scale = rsqrt_(fold_sum(squares) / Real(N) + Real({{ problem.arguments.eps }}));
-      vector_loop<L>(0, N, [&](int64_t n, auto w) KGEN_INLINE {
-        {{ X.element("x", "m", "n", lanes="n") }}
-        {{ W.element("weight", "n", lanes="n") }}
-        const auto y = mul_(mul_(x, scale), weight);
-        {{ Y.store_element("y", "m", "n", lanes="n") }}
-      });
-    }
-  });
-{{ kernel.end() }}
-"""
+# The operator that `kgen templates new --device cpu` writes, with a weight.
+NORM = "\n" + ELEMENTS.replace(
+    "const auto y = mul_(x, scale);",
+    '{{ W.element("weight", "n", lanes="n") }}\n        const auto y = mul_(mul_(x, scale), weight);',
+)
 
 LARGEST = """
 {{ kernel() }}
