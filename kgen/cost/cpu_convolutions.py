@@ -1,8 +1,8 @@
-"""What a CPU's library takes for a convolution, or for one of its gradients (docs/decisions/0029-prices-of-cpu-convolutions.md).
+"""What a CPU's library takes for a convolution, or for one of its gradients.
 
 Measured on two threads of an Intel Xeon with AMX and of an AMD EPYC with AVX-512, with images whose channels are the innermost
-dimension: the constants fit both within a fifth. Nothing is frozen: the library brings filters into an order of its own at each
-call, and their gradient back from it.
+dimension: the constants fit both within a fifth (docs/decisions/0029-prices-of-cpu-convolutions.md). Nothing is frozen: the
+library brings filters into an order of its own at each call, and their gradient back from it.
 """
 
 from __future__ import annotations
