@@ -24,15 +24,12 @@ RATE, OF_CHANNELS, OF_CHANNELS_FILTERS = 0.75, 0.35, 0.03
 FILTERS, GRADIENT_FILTERS, IMAGES, NARROW_IMAGES = 0.28, 0.15, 0.8, 0.25
 
 
-def convolution_on_cpu(problem: Problem) -> float:
+def convolution_on_cpu(problem: Problem, call: ir.Extern) -> float:
     """Seconds of the library's call, without what it does to the results in the same call."""
-    node = problem.contraction
-    assert node is not None
-    assert node.vendor is not None
-    gradient = len(node.vendor.outs) > 1
-    tensors = [problem.graph.buffers[one.buffer] for one in node.vendor.args if isinstance(one, ir.TensorArg)]
+    gradient = len(call.outs) > 1
+    tensors = [problem.graph.buffers[one.buffer] for one in call.args if isinstance(one, ir.TensorArg)]
     filters = tensors[2 if gradient else 1]
-    of_filters = gradient and node.vendor.outs[0] is None
+    of_filters = gradient and call.outs[0] is None
     read = problem.sizes.bytes(filters)
     images = sum(map(problem.sizes.bytes, tensors[: 2 if of_filters else 1])) + (0 if of_filters else problem.size_of_result)
     wide = problem.main_dtype.itemsize >= torch.float32.itemsize

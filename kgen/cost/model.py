@@ -365,6 +365,11 @@ def _share_on_cpu(problem: Problem) -> float:
     return problem.device.library if problem.main_dtype.itemsize >= 4 else 1.0
 
 
+def _is_multiplied(problem: Problem) -> bool:
+    """Whether a CPU has instructions for a type of floats."""
+    return problem.main_dtype.is_floating_point and not _is_emulated(problem)
+
+
 def _is_emulated(problem: Problem) -> bool:
     """Whether a CPU has no instructions that multiply a type of numbers."""
     kind = problem.main_dtype
@@ -473,8 +478,9 @@ def _call(problem: Problem, streaming: float) -> float:
             and tiles < device.compute_units // 4
         )
         return max(compute, streaming) + APART * min(compute, streaming) + (CUT_SUM if cut else 0)
-    if _windowed(problem) and problem.main_dtype.is_floating_point and not _is_emulated(problem):
-        return convolution_on_cpu(problem)
+    node = problem.contraction
+    if node is not None and node.windowed and node.vendor is not None and _is_multiplied(problem):
+        return convolution_on_cpu(problem, node.vendor)
     share *= _share_on_cpu(problem)
     compute = problem.flops / len(problem.members) / problem.rate / share
     batch, extents = _result_sizes(problem)
