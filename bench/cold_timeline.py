@@ -65,7 +65,6 @@ def measure(name: str, which: str, train: bool) -> None:
     run(compiled, subject.ours, arguments, train, subject.autocast())
     torch.cuda.synchronize()
     clock.say("all")
-    os.times()
     if kernels:
         print(
             f"  {len(kernels)} kernels, {sum(took for _, took, _ in kernels):.1f} s, distinct names "

@@ -329,7 +329,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     if options.smoke:
         raise SystemExit(attention_smoke.check(options.templates))
     patterns = attention_backward.BY_NAME if options.backward else BY_NAME
-    run(options, patterns, lambda pattern, rates: measure(pattern, options, rates), show)
+    run(options, patterns, measure, show)
 
 
 if __name__ == "__main__":

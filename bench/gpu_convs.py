@@ -208,7 +208,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     require_gpu(options)
     if options.smoke:
         raise SystemExit(conv_smoke.check(options.templates))
-    rows = run(options, BY_NAME, lambda pattern, rates: measure(pattern, options, rates), show)
+    rows = run(options, BY_NAME, measure, show)
     Console(width=200).print(overall(rows), highlight=False)
 
 

@@ -171,7 +171,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     console = Console(width=160)
     if options.smoke:
         raise SystemExit(smoke(options, console))
-    sum_up(run(options, BY_NAME, lambda pattern, rates: measure(pattern, options, rates), show), console)
+    sum_up(run(options, BY_NAME, measure, show), console)
 
 
 if __name__ == "__main__":

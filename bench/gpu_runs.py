@@ -86,7 +86,7 @@ def prepared(
 def run(
     options: argparse.Namespace,
     patterns: Mapping[str, Any],
-    measure: Callable[[Any, Mapping[str, float]], Row],
+    measure: Callable[[Any, argparse.Namespace, Mapping[str, float]], Row],
     show: Callable[[Row, Console], None],
 ) -> list[Row]:
     """Measures and shows patterns one after the other; the file has each at once. All are compiled for their sizes."""
@@ -103,7 +103,7 @@ def run(
             if time.perf_counter() - started > options.budget:
                 console.print(f"no time is left for {name} and what follows", highlight=False)
                 break
-            row = measure(patterns[name], rates)
+            row = measure(patterns[name], options, rates)
             show(row, console)
             rows = [*(old for old in rows if old["name"] != name), row]
             if options.json:

@@ -91,9 +91,8 @@ def build(name: str, how: Setting) -> tuple[Callable[..., Any], list[Any]]:
     dtype = how.dtype
     torch.set_default_dtype(dtype)
     try:
-        with patch.object(
-            nn.init, "_no_grad_trunc_normal_", lambda tensor, *_, **__: tensor
-        ):  # draws until no number is too large
+        # it draws until no number is too large, of tensors without data for ever
+        with patch.object(nn.init, "_no_grad_trunc_normal_", lambda tensor, *_, **__: tensor):
             model = MODELS[name].module(how.size).train(how.train).requires_grad_(how.train)
     finally:
         torch.set_default_dtype(torch.float32)
