@@ -84,7 +84,7 @@ def _is_read_once(problem: Problem, one: Input) -> bool:
 
 def _has_few_positions(problem: Problem, one: Input) -> bool:
     """Whether a window of images, or of their gradient, has few positions to what filters, or their gradient, have elements."""
-    if problem.contraction is None or not problem.contraction.windowed or problem.size("b") != 1:
+    if problem.windowed_call is None or problem.size("b") != 1:
         return False
     positions = problem.size("m" if "m" in one.axes else "k")
     filters = problem.size("n") * problem.size("k" if "m" in one.axes else "m")

@@ -312,6 +312,13 @@ class Problem:
         found = self._node
         return found if isinstance(found, ir.Contraction) and found.vendor is not None else None
 
+    @property
+    def windowed_call(self) -> ir.Extern | None:
+        """The library call of that contraction, if it reads its operands as windows of tensors: of a convolution, or of one of
+        its gradients."""
+        found = self.contraction
+        return found.vendor if found is not None and found.windowed else None
+
     @cached_property
     def _node(self) -> ir.Contraction | ir.Operation | None:
         """The node of which the first main loop is the kernel's."""

@@ -365,11 +365,6 @@ def _share_on_cpu(problem: Problem) -> float:
     return problem.device.library if problem.main_dtype.itemsize >= 4 else 1.0
 
 
-def _is_multiplied(problem: Problem) -> bool:
-    """Whether a CPU has instructions for a type of floats."""
-    return problem.main_dtype.is_floating_point and not _is_emulated(problem)
-
-
 def _is_emulated(problem: Problem) -> bool:
     """Whether a CPU has no instructions that multiply a type of numbers."""
     kind = problem.main_dtype
@@ -384,7 +379,7 @@ def _is_merged(problem: Problem, name: str) -> bool:
 
 def _windowed(problem: Problem) -> bool:
     """Whether the library reads its operands as windows of tensors."""
-    return problem.contraction is not None and problem.contraction.windowed
+    return problem.windowed_call is not None
 
 
 def _reads_patches(problem: Problem) -> bool:
@@ -408,10 +403,10 @@ def _is_reordered(problem: Problem) -> bool:
 
 def _is_narrow(problem: Problem) -> bool:
     """Whether windows of a library's operand have so few channels that its matrix units do not multiply them as they are."""
-    node = problem.contraction
-    if node is None or node.vendor is None or not node.windowed:
+    call = problem.windowed_call
+    if call is None:
         return False
-    tensors = [one.buffer for one in node.vendor.args[:2] if isinstance(one, ir.TensorArg)]
+    tensors = [one.buffer for one in call.args[:2] if isinstance(one, ir.TensorArg)]
     sizes = [problem.graph.buffers[name].sizes[1] for name in tensors]
     return any(problem.sizes.of(channels) * problem.main_dtype.itemsize % LOAD for channels in sizes[-1:])
 
@@ -478,9 +473,9 @@ def _call(problem: Problem, streaming: float) -> float:
             and tiles < device.compute_units // 4
         )
         return max(compute, streaming) + APART * min(compute, streaming) + (CUT_SUM if cut else 0)
-    node = problem.contraction
-    if node is not None and node.windowed and node.vendor is not None and _is_multiplied(problem):
-        return convolution_on_cpu(problem, node.vendor)
+    call = problem.windowed_call
+    if call is not None and problem.main_dtype.is_floating_point and not _is_emulated(problem):
+        return convolution_on_cpu(problem, call)
     share *= _share_on_cpu(problem)
     compute = problem.flops / len(problem.members) / problem.rate / share
     batch, extents = _result_sizes(problem)

@@ -180,22 +180,23 @@ def _is_gradient_of_filters(problem: Problem) -> bool:
     """Whether results are as many taps of filters of one channel each, and sums go over the positions of images whose channels
     are adjacent in memory: of float32 numbers these were measured, by 3, 5 and 7."""
     [taps, rows, columns] = [problem.size(axis) for axis in "hrs"]
-    square = (
-        taps == problem.size("w") in (3, 5, 7) and min(rows, columns) > taps and problem.size("q") == problem.size("d") == 1
-    )
-    depthwise = len(problem.loops["g"]) == 1 and problem.size("c") == 1 and not _shares_image(problem)
-    static = all(problem.static(axis) for axis in "grshw")
-    measured = problem.device.isa == "avx512" and problem.main_dtype is torch.float32
-    return square and depthwise and static and measured and _reads_adjacent(problem, "g")
+    square = taps == problem.size("w") in (3, 5, 7) and min(rows, columns) > taps
+    return square and problem.main_dtype is torch.float32 and _is_depthwise(problem) and _reads_adjacent(problem, "g")
 
 
 def _of_depthwise(problem: Problem, vector: str, taps: tuple[int, ...]) -> str | None:
     """What is to be said of all but depthwise convolutions of two dimensions with so many taps along either of them, whose
     adjacent along the axis of vectors are adjacent in memory: these were measured, one thread with AVX-512."""
-    square = problem.size("r") == problem.size("s") in taps and problem.size("q") == problem.size("d") == 1
-    depthwise = len(problem.loops["g"]) == 1 and problem.size("c") == 1 and not _shares_image(problem)
-    static = all(problem.static(axis) for axis in "grshw")
+    square = problem.size("r") == problem.size("s") in taps
     undilated = all(problem.step(axis) == 1 for axis in ("r", "s"))
-    measured = problem.device.isa == "avx512" and problem.main_dtype in (torch.float32, torch.bfloat16)
-    usual = square and depthwise and static and undilated and measured
+    measured = problem.main_dtype in (torch.float32, torch.bfloat16)
+    usual = square and undilated and measured and _is_depthwise(problem)
     return None if usual and _are_adjacent(problem, vector) else OTHERS
+
+
+def _is_depthwise(problem: Problem) -> bool:
+    """Whether each group of a convolution of two dimensions, with sizes that are known, has one channel, and AVX-512 computes
+    it."""
+    alone = len(problem.loops["g"]) == 1 and problem.size("c") == 1 and not _shares_image(problem)
+    flat = problem.size("q") == problem.size("d") == 1 and all(problem.static(axis) for axis in "grshw")
+    return alone and flat and problem.device.isa == "avx512"

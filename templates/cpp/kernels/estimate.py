@@ -49,7 +49,7 @@ def seconds(problem: Problem, config: Config) -> float:
     compute = problem.flops / problem.rate / _rate(problem, pairs, apart)
     share = (PAIRING_RATE if apart and smallest > 2 else READ_RATE) if few else PACK_RATE
     reading = {name: problem.bytes_read(name) / problem.device.bandwidth / share for name in problem.inputs}
-    if _is_convolution(problem) and not few:
+    if problem.windowed_call is not None and not few:
         reading["A"] /= IMAGES_PACK_RATE
         each = IMAGES_RESULT + IMAGES_EPILOGUE * vs.total_cost([root for s in problem.epilogue for root in s.roots])
         compute += each * (problem.size_of_result // problem.main_dtype.itemsize) / problem.device.compute_units
@@ -70,16 +70,11 @@ def seconds(problem: Problem, config: Config) -> float:
 def _rate(problem: Problem, pairs: bool, apart: bool) -> float:
     """The share of the peak rate that matmuls reach: of numbers, of `pairs`, or of those that are no neighbours in memory."""
     tiles = problem.device.in_tiles(problem.main_dtype)
-    if _is_convolution(problem):
+    if problem.windowed_call is not None:
         return IMAGES_TILES_RATE if tiles else IMAGES_RATE
     if not tiles:
         return PAIRS_RATE if pairs else RATE
     return TILES_COLUMNS_RATE if apart else TILES_RATE
-
-
-def _is_convolution(problem: Problem) -> bool:
-    """Whether a library computes it as a convolution, one of its gradients included."""
-    return problem.contraction is not None and problem.contraction.windowed
 
 
 def _dots(problem: Problem) -> bool:
