@@ -314,7 +314,7 @@ class Problem:
 
     @property
     def windowed_call(self) -> ir.Extern | None:
-        """The library call of that contraction, if it reads its operands as windows of tensors: of a convolution, or of one of
+        """The library call of the first contraction, if it reads operands as windows of tensors: of a convolution, or of one of
         its gradients."""
         found = self.contraction
         return found.vendor if found is not None and found.windowed else None
