@@ -84,6 +84,7 @@ class _Lowering:
         self.position = 0
         self.nested: dict[Expr, int] = {}  # nested ints, and where they are among the arguments
         self.on_gpu: set[vs.Value] = set()  # values that kernels on a GPU can compute
+        self.multiplied: dict[Node, bool] = {}  # whether a contraction reads the node
         self.results = Results(self.builder, context.in_inputs, context.flexible_results, origin_of)
 
     def run(self) -> ir.Graph:
@@ -288,7 +289,7 @@ class _Lowering:
         if result.value.op == "load" or not self._should_store(node, result):
             return result
         cheap = CHEAP_ON_GPU if self._is_large_on_gpu(result) else CHEAP
-        if self.context.inlining and remaining_cost(result) <= cheap and not _is_multiplied(node):
+        if self.context.inlining and remaining_cost(result) <= cheap and not self._is_multiplied(node):
             thin = with_row_values_stored(self.builder, result)
             if not self._should_store(node, thin):
                 return thin
@@ -333,7 +334,7 @@ class _Lowering:
         reads = {v.attr for v in vs.loads([tensor.value])}
         if len(reads) > MAX_LOADS or cost > MAX_COST:
             return True
-        if _uses(node) <= 1 or (not reads and cost <= CHEAP_FROM_INDICES):
+        if not _is_read_again(node) or (not reads and cost <= CHEAP_FROM_INDICES):
             return False
         full = [v for v in reads if self._is_full(v, tensor)]
         return len(full) > 1 or cost > (CHEAP_ON_GPU if self._saves_traffic(node, tensor, full) else CHEAP)
@@ -342,7 +343,13 @@ class _Lowering:
         """Whether each reader moves fewer bytes where it computes the value again, on a device whose arithmetic waits for
         memory. A contraction would compute it for each tile."""
         narrow = all(dtype.itemsize <= tensor.dtype.itemsize for _, _, dtype in full)
-        return self._is_large_on_gpu(tensor) and len(full) == 1 and narrow and not _is_multiplied(node)
+        return self._is_large_on_gpu(tensor) and len(full) == 1 and narrow and not self._is_multiplied(node)
+
+    def _is_multiplied(self, node: Node) -> bool:
+        """Of a foreach operator, each of hundreds of results asks."""
+        if node not in self.multiplied:
+            self.multiplied[node] = _is_multiplied(node)
+        return self.multiplied[node]
 
     def _is_large_on_gpu(self, tensor: Tensor) -> bool:
         """Whether memory, and not a launch, decides what a trip through it takes."""
@@ -451,13 +458,14 @@ def _is_conversion(node: Node) -> bool:
     return node.target is torch.ops.aten._to_copy.default and str(whole) == str(node.target)
 
 
-def _uses(node: Node) -> int:
-    """How many consumers read the node, looking through views."""
-    total = 0
-    for user in node.users:
-        name = getattr(user.target, "__name__", str(user.target)).split(".")[0]
-        total += max(1, _uses(user)) if user.op == "call_function" and name in _VIEWS else 1
-    return total
+def _is_read_again(node: Node) -> bool:
+    """Whether the node has more than one consumer, looking through views."""
+    while len(node.users) == 1:
+        (node,) = node.users
+        name = getattr(node.target, "__name__", str(node.target)).split(".")[0]
+        if node.op != "call_function" or name not in _VIEWS:
+            return False
+    return len(node.users) > 1
 
 
 def rule_of(rules: Mapping[str, Rule], name: str) -> Rule | None:

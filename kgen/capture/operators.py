@@ -171,19 +171,23 @@ def trace_origins(gm: GraphModule, graph: ir.Graph) -> ir.Graph:
     order = {n: k for k, n in enumerate(gm.graph.nodes)}
     stored = {nodes[n.origin.name] for n in graph.nodes if n.origin.name in nodes}
     calls = {n.origin.name for n in graph.nodes if not isinstance(n, _LOOPS)}
+    read: dict[Node, tuple[tuple[str, str], ...]] = {}
+    done: dict[Node, tuple[OperatorCall, ...]] = {}  # hundreds of nodes come of one foreach operator, which reaches as many
     for position, node in enumerate(graph.nodes):
         source = nodes.get(node.origin.name)
         if source is None:
             continue
-        parameters = _parameters(source, stored, graph.paths)
+        if source not in read:
+            read[source] = _parameters(source, stored, graph.paths)
         if not isinstance(node, _LOOPS):
-            graph.nodes[position] = replace(node, origin=replace(node.origin, parameters=parameters))
+            graph.nodes[position] = replace(node, origin=replace(node.origin, parameters=read[source]))
             continue
-        found = _inlined(source, stored)
-        if source.name not in calls or not found:  # a loop that only prepares a call's operand does not do the call
-            found.add(source)
-        made = tuple(call_of(n) for n in sorted(found, key=order.__getitem__) if n.op == "call_function")
-        graph.nodes[position] = replace(node, origin=replace(node.origin, calls=made, parameters=parameters))
+        if source not in done:
+            found = _inlined(source, stored)
+            if source.name not in calls or not found:  # a loop that only prepares a call's operand does not do the call
+                found.add(source)
+            done[source] = tuple(call_of(n) for n in sorted(found, key=order.__getitem__) if n.op == "call_function")
+        graph.nodes[position] = replace(node, origin=replace(node.origin, calls=done[source], parameters=read[source]))
     return graph
 
 

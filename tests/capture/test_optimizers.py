@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn, optim
 
 import kgen
+from kgen.capture import operators
 
 SHAPES = [(33, 5), (7,), (64, 16), (1000,), (3, 4, 5)]
 STEPS = 4
@@ -81,6 +82,22 @@ def test_clipping_and_step_are_few_kernels() -> None:
     report = kgen.explain(partial(clipped, mine, optimizer), print_report=False)
     assert not report.externs
     assert len(report.kernels) <= 6
+
+
+def test_many_parts_of_one_operator_are_traced_back_a_fixed_number_of_times(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A cat has as many nodes as the list has tensors, and each reaches as many inputs: a walk for each would be quadratic."""
+    walks: list[int] = []
+    reached = operators._reached
+    monkeypatch.setattr(operators, "_reached", lambda *given: walks.append(1) or reached(*given))
+
+    def count(tensors: int) -> int:
+        torch._dynamo.reset()
+        walks.clear()
+        sources = [torch.randn(5 + k) for k in range(tensors)]
+        torch.compile(torch.cat, backend="kgen")(sources)
+        return len(walks)
+
+    assert 0 < count(30) == count(3)
 
 
 def test_a_moving_rate_compiles_nothing_new() -> None:
