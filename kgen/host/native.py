@@ -51,6 +51,7 @@ from kgen.host.program import (
     SlotSpec,
     arg_tensors,
     each,
+    is_exact,
     is_own,
     passed_on,
     slots_defined,
@@ -170,7 +171,7 @@ class Encoder:
         device = self.program.slots[item.slot].device
         alignment = (item.aligned, item.mutated, *(self.readings(item.slot) if item.aligned else (True, ())))
         sizes = _or_minus_one(item.sizes)
-        return 0, item.slot, item.dtype, device, sizes, strides, binds, only_kernels, *alignment, item.anywhere
+        return 0, item.slot, item.dtype, device, sizes, strides, binds, only_kernels, *alignment, item.passed_on
 
     def readings(self, slot: int) -> Encoded:
         """Whether all geometries in which the program reads the memory of `slot` are known when the call begins, and those
@@ -264,7 +265,7 @@ class Encoder:
     def view(self, view: ArgTensor | OutTensor) -> Encoded:
         if is_own(view, self.program.slots[view.slot]):
             return view.slot, True
-        return view.slot, False, view.sizes, view.strides, view.offset, view.dtype
+        return view.slot, False, view.sizes, view.strides, view.offset, view.dtype, is_exact(view)
 
     def output(self, out: Output) -> Encoded:
         if isinstance(out, OutTensor):

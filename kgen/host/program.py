@@ -75,7 +75,7 @@ class InputTensor:
     strides unchecked (a stride is never checked where the size is 1 or the tensor is empty). `binds` are (register, "size" or
     "stride", dim).
 
-    `anywhere`: on whatever device. `mutated`: some step writes its elements. `aligned`: a kernel needs the data at a multiple
+    `passed_on`: of whatever type, on whatever device. `mutated`: some step writes its elements. `aligned`: a kernel needs the data at a multiple
     of 16 bytes. A misaligned tensor is copied for the time of the call, and copied back when mutated."""
 
     slot: int
@@ -85,7 +85,7 @@ class InputTensor:
     binds: tuple[tuple[int, str, int], ...] = ()
     aligned: bool = False
     mutated: bool = False
-    anywhere: bool = False
+    passed_on: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -355,14 +355,19 @@ def slots_defined(item: Instruction) -> tuple[int, ...]:
 def is_own(view: ArgTensor | OutTensor, spec: SlotSpec) -> bool:
     """Whether the view is the slot's tensor as it is."""
     geometry = (view.sizes, view.strides, view.offset, view.dtype)
-    if isinstance(view, OutTensor) and view.exact:
+    if is_exact(view):
         return False
     return view.sizes is None or geometry == (spec.sizes, spec.strides, spec.offset, spec.dtype)
 
 
+def is_exact(view: ArgTensor | OutTensor) -> bool:
+    """Whether the view is the slot's tensor with the strides of eager in dimensions of length 1."""
+    return isinstance(view, OutTensor) and view.exact
+
+
 def passed_on(program: Program) -> frozenset[int]:
-    """The slots that only torch's operators and the caller get to see, and as whole tensors. Their sizes may differ from what
-    tracing promised: no kernel relies on them, and nothing computes an address with them."""
+    """The slots that only torch's operators and the caller get to see, and as whole tensors. Their sizes and types may differ
+    from what tracing promised: no kernel relies on them, and nothing computes an address with them."""
     views: list[ArgTensor | OutTensor] = [out for out in program.outputs if isinstance(out, OutTensor)]
     seen: set[int] = set()
     for item in each(program.code):
@@ -370,18 +375,19 @@ def passed_on(program: Program) -> frozenset[int]:
             views += arg_tensors(item.args, item.kwargs)
         elif not isinstance(item, Free):
             seen.update(slots_read(item), slots_defined(item))
-    seen.update(view.slot for view in views if not is_own(view, program.slots[view.slot]))
+    seen.update(view.slot for view in views if not is_exact(view) and not is_own(view, program.slots[view.slot]))
     return frozenset(range(len(program.slots))).difference(seen)
 
 
 def accept_saved(program: Program) -> Program:
     """The program of a backward graph: a tensor that is only passed on may be as the forward's call gave it.
 
-    Its sizes and its device need not be those of tracing: seeds that attention saves for its gradients are said to be on the
-    GPU, and are on the CPU where nothing is dropped."""
+    Its sizes, type and device need not be those of tracing: seeds that attention saves for its gradients are said to be on the
+    GPU, and are on the CPU where nothing is dropped; sums that attention saves are said to be of 32 bits, and are of 64 where
+    the queries are."""
     loose = passed_on(program)
     inputs = tuple(
-        replace(item, sizes=(None,) * len(item.sizes), strides=None, anywhere=True)
+        replace(item, sizes=(None,) * len(item.sizes), strides=None, passed_on=True)
         if isinstance(item, InputTensor) and item.slot in loose
         else item
         for item in program.inputs

@@ -183,6 +183,7 @@ class Frame {
   const c10::Storage& storage(Slot& root);
   at::Tensor make(int32_t slot, at::ScalarType dtype, const Regs& sizes, const Regs& strides, int32_t offset);
   const at::Tensor& own(int32_t slot);
+  bool is_as_promised(int32_t slot) const;
   at::Tensor view(const View& view);
   at::Tensor give(const View& view);
 
@@ -289,7 +290,7 @@ void Frame::check_inputs(PyObject* const* args) const {
     }
     if (input.kind != Input::Tensor) continue;
     const at::Tensor& tensor = THPVariable_Unpack(args[i]);
-    bool same = tensor.scalar_type() == input.dtype && (input.anywhere || tensor.device() == input.device);
+    bool same = input.passed_on || (tensor.scalar_type() == input.dtype && tensor.device() == input.device);
     same &= !input.check_strides || tensor.layout() == at::kStrided;  // mkldnn tensors are traced as strided ones
     const auto sizes = tensor.sizes();
     for (size_t d = 0; d < sizes.size(); ++d) same &= input.sizes[d] < 0 || regs_[input.sizes[d]] == sizes[d];
@@ -367,15 +368,16 @@ void Frame::point(int32_t slot, const at::Tensor& tensor) {
 }
 
 // Kernels were compiled for the strides that the fake tensors promised. Where the real operator differs, a copy puts it right.
-// Other sizes are an error if a kernel may read them; what is passed on goes as it is, as in eager.
+// Other sizes or another type are an error if a kernel may read them; what is passed on goes as it is, as in eager.
 at::Tensor Frame::in_expected_layout(const Result& out, at::Tensor tensor, const char* source) const {
   if (!tensor.defined() || tensor.layout() != at::kStrided) return tensor;
   const SlotSpec& spec = program_.slots[out.slot];
   Dims sizes, strides;
   dims(spec.sizes, sizes);
   dims(spec.strides, strides);
-  if (out.passed_on && tensor.sizes() != c10::IntArrayRef(sizes)) return tensor;
-  TORCH_CHECK(tensor.scalar_type() == spec.dtype && tensor.sizes() == c10::IntArrayRef(sizes), source, " returned ",
+  const bool promised = tensor.scalar_type() == spec.dtype && tensor.sizes() == c10::IntArrayRef(sizes);
+  if (out.passed_on && !promised) return tensor;
+  TORCH_CHECK(promised, source, " returned ",
               describe(tensor), ", but tracing promised ", c10::scalarTypeToTypeMeta(spec.dtype), " with sizes ",
               c10::IntArrayRef(sizes));
   bool same = true;
@@ -484,6 +486,16 @@ const at::Tensor& Frame::own(int32_t slot) {
   return state.tensor;
 }
 
+// Whether the tensor of a slot, where it is passed on, has the type and the sizes that tracing said.
+bool Frame::is_as_promised(int32_t slot) const {
+  const at::Tensor& tensor = slots_[slot].tensor;
+  if (!tensor.defined()) return true;
+  const SlotSpec& spec = program_.slots[slot];
+  Dims sizes;
+  dims(spec.sizes, sizes);
+  return tensor.scalar_type() == spec.dtype && tensor.sizes() == c10::IntArrayRef(sizes);
+}
+
 // A tensor for the last output that is of this slot. The frame keeps no reference where it can: see take_inputs.
 at::Tensor Frame::give(const View& wanted) {
   const Slot& root = slots_[slots_[wanted.slot].root];
@@ -493,7 +505,7 @@ at::Tensor Frame::give(const View& wanted) {
 }
 
 at::Tensor Frame::view(const View& view) {
-  return view.own ? own(view.slot) : make(view.slot, view.dtype, view.sizes, view.strides, view.offset);
+  return view.own || (view.exact && !is_as_promised(view.slot)) ? own(view.slot) : make(view.slot, view.dtype, view.sizes, view.strides, view.offset);
 }
 
 }  // namespace

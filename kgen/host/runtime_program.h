@@ -114,13 +114,14 @@ Regs numbers(PyObject* tuple) {
 
 struct View {
   int32_t slot = -1;
-  bool own = true;  // the slot's own geometry: its tensor may be used as it is
+  bool own = true;     // the slot's own geometry: its tensor may be used as it is
+  bool exact = false;  // that geometry, with these strides in dimensions of length 1
   at::ScalarType dtype = at::ScalarType::Float;
   Regs sizes, strides;
   int32_t offset = -1;
 };
 
-View parse_view(PyObject* tuple) {  // (_, slot, own, sizes, strides, offset, dtype)
+View parse_view(PyObject* tuple) {  // (_, slot, own, sizes, strides, offset, dtype, exact)
   View view;
   view.slot = static_cast<int32_t>(integer(tuple, 1));
   view.own = integer(tuple, 2) != 0;
@@ -129,6 +130,7 @@ View parse_view(PyObject* tuple) {  // (_, slot, own, sizes, strides, offset, dt
     view.strides = numbers(item(tuple, 4));
     view.offset = static_cast<int32_t>(integer(tuple, 5));
     view.dtype = scalar_type(item(tuple, 6));
+    view.exact = integer(tuple, 7) != 0;
   }
   return view;
 }
@@ -158,7 +160,7 @@ struct Input {
   enum Kind { Tensor, Int, Ignored } kind;
   int32_t slot = -1, reg = -1;
   bool check = false, check_strides = false;
-  bool anywhere = false;      // on any device
+  bool passed_on = false;     // of any type, on any device
   bool only_kernels = false;  // nothing but kernels reads or writes it: it is never needed as a tensor
   at::ScalarType dtype = at::ScalarType::Float;
   c10::Device device = c10::Device(c10::DeviceType::CPU);
@@ -313,7 +315,7 @@ Input parse_input(PyObject* tuple) {
     input.check_strides = item(tuple, 5) != Py_None;
     if (input.check_strides) input.strides = numbers(item(tuple, 5));
     input.only_kernels = integer(tuple, 7) != 0;
-    input.anywhere = integer(tuple, 12) != 0;
+    input.passed_on = integer(tuple, 12) != 0;
     PyObject* binds = item(tuple, 6);
     for (Py_ssize_t i = 0; i < length(binds); ++i) {
       PyObject* bind = item(binds, i);

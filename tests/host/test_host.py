@@ -8,6 +8,7 @@ import sys
 import threading
 import warnings
 import weakref
+from dataclasses import replace
 
 import pytest
 import torch
@@ -453,6 +454,27 @@ def test_result_with_other_sizes_than_promised_is_passed_on(b, load):
     with pytest.raises(InputMismatch):
         run(load(backward), turned)
     assert torch.equal(run(load(accept_saved(backward)), turned)[0], negated)
+
+
+def test_result_of_another_type_than_promised_is_passed_on(b, load):
+    """Attention says that its sums are of 32 bits, and gives 64 where its queries are of 64. No kernel may read them."""
+    x, made, out = b.slot((2, 2), dtype=torch.float64), b.slot((2, 2)), b.slot((2, 2))
+    code = [Extern("aten::neg", "", (b.arg(x),), (), (made,)), Extern("aten::neg", "", (b.arg(made),), (), (out,))]
+    x_ = torch.randn(2, 2, dtype=torch.float64)
+    negated, back = run(load(b.program([b.tensor(x)], code, [b.out(made), b.out(out)])), x_)
+    assert torch.equal(negated, -x_)
+    assert torch.equal(back, x_)
+    exact = replace(b.out(made), exact=True)  # as a result whose strides eager has in dimensions of length 1
+    assert torch.equal(run(load(b.program([b.tensor(x)], code[:1], [exact])), x_)[0], -x_)
+
+    backward = b.program([b.tensor(made)], code[1:], [b.out(out)])
+    with pytest.raises(InputMismatch):
+        run(load(backward), negated)
+    assert torch.equal(run(load(accept_saved(backward)), negated)[0], x_)
+
+    kernel = [Alloc(out), Kernel(ADD, (made, made, out), (b.reg(4),))]
+    with pytest.raises(RuntimeError, match=r"aten::neg returned double .*promised float"):
+        run(load(b.program([b.tensor(x)], [code[0], *kernel], [b.out(out)])), x_)
 
 
 def test_a_saved_tensor_that_is_passed_on_may_be_on_another_device(b, load):
