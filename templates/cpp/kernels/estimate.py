@@ -32,6 +32,8 @@ IMAGES_RESULT, IMAGES_EPILOGUE = 0.5e-9, 0.01e-9
 # The same of convolutions whose filters were packed before the call: the start, the share of the rate, the bytes of windows
 # that a thread packs in a second, and its seconds for each result (docs/decisions/0031-frozen-convolutions-on-cpus.md).
 FROZEN_START, FROZEN_RATE, FROZEN_PACK, FROZEN_RESULT = 25e-6, 0.7, 12e9, 0.2e-9
+# And how many times longer than an estimate without such filters the same takes in tiles.
+FROZEN_TILES = 1.6
 # Seconds of a thread for each result of a few rows or columns: adding up a register's lanes.
 FEW_RESULT = 2e-9
 # Share of the memory's bandwidth: of packing, of reading columns of a few rows, and of pairs that have to be brought together.
@@ -55,7 +57,7 @@ def seconds(problem: Problem, config: Config) -> float:
     share = (PAIRING_RATE if apart and smallest > 2 else READ_RATE) if few else PACK_RATE
     reading = {name: problem.bytes_read(name) / problem.device.bandwidth / share for name in problem.inputs}
     if problem.windowed_call is not None and ready and not problem.device.in_tiles(problem.main_dtype):
-        return _of_frozen_filters(problem)
+        return _of_frozen_filters(problem, config)
     if problem.windowed_call is not None and not few:
         reading["A"] /= IMAGES_PACK_RATE
         each = IMAGES_RESULT + IMAGES_EPILOGUE * vs.total_cost([root for s in problem.epilogue for root in s.roots])
@@ -69,16 +71,19 @@ def seconds(problem: Problem, config: Config) -> float:
     if problem.in_order or not (problem.static("m") and problem.static("n")):
         compute *= _excess(problem, config)
     if ready:  # what is packed comes from memory while it is multiplied
-        return START + writing + max(compute, reading["B"]) + reading["A"]
+        longer = FROZEN_TILES if problem.windowed_call is not None else 1.0
+        return START + writing + (max(compute, reading["B"]) + reading["A"]) * longer
     if _dots(problem):
         reading["B"] *= READ_MEANWHILE
     return START + writing + compute + sum(reading.values())
 
 
-def _of_frozen_filters(problem: Problem) -> float:
+def _of_frozen_filters(problem: Problem, config: Config) -> float:
     """The time of a convolution whose filters are packed: threads pack its windows, and multiply them."""
     threads = problem.device.compute_units
     compute = problem.flops / problem.rate / FROZEN_RATE * _padded(problem)
+    if problem.in_order or not (problem.static("m") and problem.static("n")):
+        compute *= _excess(problem, config)
     packing = problem.bytes_of_operand("A") / FROZEN_PACK + _results(problem) * FROZEN_RESULT
     others = problem.bytes_read("B") + max(0, problem.epilogue_bytes - problem.stored_bytes)
     return FROZEN_START + compute + packing / threads + others / problem.device.bandwidth
@@ -90,7 +95,9 @@ def _results(problem: Problem) -> int:
 
 
 def _padded(problem: Problem) -> float:
-    """How many times the columns that there are the main loop multiplies: whole registers of them."""
+    """How many times the columns that there are the main loop multiplies: whole registers of them, or, in tiles, all."""
+    if problem.device.in_tiles(problem.main_dtype):
+        return 1.0
     columns, lanes = max(1, problem.size("n")), problem.device.lanes
     return math.ceil(columns / lanes) * lanes / columns
 

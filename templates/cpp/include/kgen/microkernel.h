@@ -268,42 +268,45 @@ class AmxTiles {
   AmxTiles& operator=(const AmxTiles&) = delete;
 };
 
-// 16 or 32 rows by the first one or two tiles of a panel.
-template <int Tiles, int Across>
+// 16 or 32 rows by one panel.
+template <int Tiles>
 KGEN_FN void multiply_tiles(const int32_t* a, const int32_t* b, int64_t words, float* c, int64_t ldc, bool first) {
   using U = Bfloat16Pairs;
   constexpr int64_t panel = kPanel<U>;
-  constexpr bool down = Tiles == 2, across = Across == 2;
   const int64_t bytes = ldc * 4;
   if (first) {
     _tile_zero(0);
-    if constexpr (across) _tile_zero(1);
-    if constexpr (down) _tile_zero(2);
-    if constexpr (down && across) _tile_zero(3);
+    _tile_zero(1);
+    if constexpr (Tiles == 2) {
+      _tile_zero(2);
+      _tile_zero(3);
+    }
   } else {
     _tile_loadd(0, c, bytes);
-    if constexpr (across) _tile_loadd(1, c + 16, bytes);
-    if constexpr (down) _tile_loadd(2, c + 16 * ldc, bytes);
-    if constexpr (down && across) _tile_loadd(3, c + 16 * ldc + 16, bytes);
+    _tile_loadd(1, c + 16, bytes);
+    if constexpr (Tiles == 2) {
+      _tile_loadd(2, c + 16 * ldc, bytes);
+      _tile_loadd(3, c + 16 * ldc + 16, bytes);
+    }
   }
   for (int64_t k = 0; k < words; k += 16) {
     _tile_loadd(4, a + k * 16, 64);
     _tile_loadd(6, b + k * panel, panel * 4);
     _tile_dpbf16ps(0, 4, 6);
-    if constexpr (across) {
-      _tile_loadd(7, b + k * panel + 16, panel * 4);
-      _tile_dpbf16ps(1, 4, 7);
-    }
-    if constexpr (down) {
+    _tile_loadd(7, b + k * panel + 16, panel * 4);
+    _tile_dpbf16ps(1, 4, 7);
+    if constexpr (Tiles == 2) {
       _tile_loadd(5, a + 16 * kDepth<U> + k * 16, 64);
       _tile_dpbf16ps(2, 5, 6);
-      if constexpr (across) _tile_dpbf16ps(3, 5, 7);
+      _tile_dpbf16ps(3, 5, 7);
     }
   }
   _tile_stored(0, c, bytes);
-  if constexpr (across) _tile_stored(1, c + 16, bytes);
-  if constexpr (down) _tile_stored(2, c + 16 * ldc, bytes);
-  if constexpr (down && across) _tile_stored(3, c + 16 * ldc + 16, bytes);
+  _tile_stored(1, c + 16, bytes);
+  if constexpr (Tiles == 2) {
+    _tile_stored(2, c + 16 * ldc, bytes);
+    _tile_stored(3, c + 16 * ldc + 16, bytes);
+  }
 }
 
 // What tiles would compute, where Linux does not let the process use them.
@@ -315,29 +318,23 @@ inline void multiply_untiled(const int32_t* a, const int32_t* b, int64_t words, 
   }
 }
 
-template <int Across>
-KGEN_FN void multiply_rows_of_tiles(const int32_t* a, const int32_t* b, int64_t words, float* c, int64_t ldc, int64_t rows,
-                                    bool first) {
+// All columns of a panel, however few are wanted.
+template <>
+[[gnu::noinline]] inline void multiply_panel<Bfloat16Pairs>(const int32_t* a, const int32_t* b, int64_t words, float* c,
+                                                            int64_t ldc, int64_t rows, bool first, int64_t) {
   constexpr int64_t depth = kDepth<Bfloat16Pairs>;
   const bool granted = amx_granted();
   for (int64_t r = 0; r < rows;) {
     const int32_t* from = a + r * depth;
     float* const to = c + r * ldc;
     if (granted && r + 32 <= rows) {
-      multiply_tiles<2, Across>(from, b, words, to, ldc, first);
+      multiply_tiles<2>(from, b, words, to, ldc, first);
       r += 32;
     } else {
-      granted ? multiply_tiles<1, Across>(from, b, words, to, ldc, first) : multiply_untiled(from, b, words, to, ldc, first);
+      granted ? multiply_tiles<1>(from, b, words, to, ldc, first) : multiply_untiled(from, b, words, to, ldc, first);
       r += 16;
     }
   }
-}
-
-template <>
-[[gnu::noinline]] inline void multiply_panel<Bfloat16Pairs>(const int32_t* a, const int32_t* b, int64_t words, float* c,
-                                                            int64_t ldc, int64_t rows, bool first, int64_t columns) {
-  if (columns > word_lanes<Bfloat16Pairs>) multiply_rows_of_tiles<2>(a, b, words, c, ldc, rows, first);
-  else multiply_rows_of_tiles<1>(a, b, words, c, ldc, rows, first);
 }
 #endif
 
