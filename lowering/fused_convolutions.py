@@ -14,10 +14,11 @@ import torch
 
 from kgen.ir import index as ix
 from kgen.ir import nodes as ir
+from kgen.ir import ops
 from kgen.ir import values as vs
 from kgen.lowering.activation import relu
 from kgen.lowering.builder import Builder
-from kgen.lowering.pointwise import add, clamp, div, formula, mul
+from kgen.lowering.pointwise import add, clamp, div, formula, mul, to_copy
 from kgen.lowering.tensor import Tensor
 
 aten = torch.ops.aten
@@ -73,20 +74,29 @@ Call = tuple[Any, tuple[Any, ...]]
 
 
 @dataclass(frozen=True, slots=True)
+class Activation:
+    """A function of a result as the library calls it, with its parameters, and the operator's rule."""
+
+    name: str
+    rule: Rule
+    parameters: tuple[float, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
 class Library:
     """What a device's library has: functions of a convolution, of its sum with a tensor, and of that sum's relu."""
 
     computes: Callable[[torch.dtype], bool]
-    activations: tuple[tuple[str, Rule], ...]
-    alone: Callable[[Shape, str], Call]
+    activations: tuple[Activation, ...]
+    alone: Callable[[Shape, Activation], Call]
     added: Callable[[Shape, ir.TensorArg, bool], Call]
     sums: Callable[[torch.dtype], tuple[bool, ...]]  # those that it has: whether with a relu
 
 
 def _matching(b: Builder, whole: Tensor, reader: ir.Pointwise, library: Library, shape: Shape) -> Iterator[Call]:
-    for name, rule in library.activations:
-        if rule(b, whole).value is reader.value:
-            yield library.alone(shape, name)
+    for activation in library.activations:
+        if any(one.value is reader.value for one in _forms(b, activation.rule, whole)):
+            yield library.alone(shape, activation)
     for other in _others(b, shape.element, whole.dtype, reader):
         tensor = Tensor(whole.sizes, whole.dtype, whole.device, other)
         sums = add(b, whole, tensor), add(b, tensor, whole)
@@ -94,6 +104,13 @@ def _matching(b: Builder, whole: Tensor, reader: ir.Pointwise, library: Library,
             if any((relu(b, one) if with_relu else one).value is reader.value for one in sums):
                 operand = ir.TensorArg(other.attr[0], reader.vars, other.attr[1], whole.dtype)
                 yield library.added(shape, operand, with_relu)
+
+
+def _forms(b: Builder, rule: Rule, whole: Tensor) -> Iterator[Tensor]:
+    """What an activation makes of a result: in its type, or, as decompositions do, in float32 between two conversions."""
+    yield rule(b, whole)
+    if whole.dtype in ops.NARROW_FLOATS:
+        yield to_copy(b, rule(b, to_copy(b, whole, dtype=torch.float32)), dtype=whole.dtype)
 
 
 def _others(b: Builder, result: vs.Value, kind: torch.dtype, reader: ir.Pointwise) -> Iterator[vs.Value]:
@@ -121,9 +138,10 @@ def _by_onednn(kind: torch.dtype) -> bool:
     return kind is torch.float32
 
 
-def _onednn(shape: Shape, activation: str) -> Call:
+def _onednn(shape: Shape, activation: Activation) -> Call:
     numbers = (shape.padding, shape.stride, shape.dilation, shape.groups)
-    return torch.ops.mkldnn._convolution_pointwise.default, (*shape.operands, *numbers, activation, (), "")
+    function = (activation.name, activation.parameters, "")
+    return torch.ops.mkldnn._convolution_pointwise.default, (*shape.operands, *numbers, *function)
 
 
 def _onednn_sum(shape: Shape, other: ir.TensorArg, with_relu: bool) -> Call:
@@ -142,8 +160,16 @@ def _sigmoid(b: Builder, x: Tensor) -> Tensor:
     return formula(lambda p: vs.call("sigmoid", p))(b, x)
 
 
+def _hardsigmoid(b: Builder, x: Tensor) -> Tensor:
+    return div(b, clamp(b, add(b, x, 3), 0, 6), 6)
+
+
 def _hardswish(b: Builder, x: Tensor) -> Tensor:
     return div(b, mul(b, x, clamp(b, add(b, x, 3), 0, 6)), 6)
+
+
+def _relu6(b: Builder, x: Tensor) -> Tensor:
+    return clamp(b, x, 0, 6)
 
 
 def _silu(b: Builder, x: Tensor) -> Tensor:
@@ -157,7 +183,7 @@ def _by_cudnn(kind: torch.dtype) -> bool:
     return kind in (torch.float16, torch.bfloat16, torch.float32) and torch.backends.cudnn.is_available()
 
 
-def _cudnn(shape: Shape, _: str) -> Call:
+def _cudnn(shape: Shape, _: Activation) -> Call:
     return aten.cudnn_convolution_relu.default, (*shape.operands, shape.stride, shape.padding, shape.dilation, shape.groups)
 
 
@@ -167,10 +193,15 @@ def _cudnn_sum(shape: Shape, other: ir.TensorArg, _: bool) -> Call:
     return aten.cudnn_convolution_add_relu.default, (x, weight, other, 1, bias, *numbers)
 
 
+_OF_ONEDNN = (
+    Activation("relu", relu),
+    Activation("sigmoid", _sigmoid),
+    Activation("swish", _silu),
+    Activation("hardswish", _hardswish),
+    Activation("hardsigmoid", _hardsigmoid),
+    Activation("hardtanh", _relu6, (0.0, 6.0)),
+)
 _LIBRARIES = {
-    "cpu": Library(
-        _by_onednn, (("relu", relu), ("sigmoid", _sigmoid), ("swish", _silu), ("hardswish", _hardswish)), _onednn, _onednn_sum,
-        _sums_by_onednn,
-    ),
-    "cuda": Library(_by_cudnn, (("relu", relu),), _cudnn, _cudnn_sum, lambda _: (True,)),
-}  # fmt: skip
+    "cpu": Library(_by_onednn, _OF_ONEDNN, _onednn, _onednn_sum, _sums_by_onednn),
+    "cuda": Library(_by_cudnn, (Activation("relu", relu),), _cudnn, _cudnn_sum, lambda _: (True,)),
+}

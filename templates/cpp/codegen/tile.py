@@ -33,6 +33,8 @@ FILLING, WALKING = (
 
 # What a rectangle is told by besides indices of batches: where it begins, how long its sides are, and how far apart rows are.
 RECTANGLE = 5
+# A run is long of which so many fill a vector.
+LONG_RUN = 4
 # Numbers of a mask's guards that are worked out together.
 GUARDS = 256
 
@@ -212,12 +214,14 @@ class Slots:
         return extent is not None and 2 * extent < self.problem.device.lanes
 
     def _filled(self, one: Input, name: str, fixed: Mapping[Atom, Expr], along: str) -> list[str]:
-        """A function that computes a block of the operand: of a window within bounds run by run, so that addresses and bounds
-        are worked out once a run, and lanes of a vector are along the last loop of an axis."""
+        """A function that computes a block of the operand: of a window within bounds, or one that lanes would jump through, run
+        by run, so that addresses and bounds are worked out once a run, and lanes of a vector are along the last loop of an
+        axis."""
         own, summed = self.problem.operand_axes(one.name)
         blocks = ((own, ("i0", "ni", "i")), (summed, ("k0", "nk", "k")))
-        guarded = any(load.args for load in vs.loads([one.value])) and self.problem.reads_window(one)
-        runs = {axis: Run.of(one.loops[axis], *names, in_runs=guarded) for axis, names in blocks}
+        guarded = any(load.args for load in vs.loads([one.value]))
+        in_runs = (guarded or self._has_long_runs(one, along)) and self.problem.reads_window(one)
+        runs = {axis: Run.of(one.loops[axis], *names, in_runs=in_runs) for axis, names in blocks}
         operand_axes = {axis: run.block(axis) for axis, run in runs.items()}
         fixed = {**fixed, **runs[own].digits, **runs[summed].digits}
         self._note_variables([name for run in runs.values() for name in run.names])
@@ -229,9 +233,15 @@ class Slots:
         body = [*(line for run in runs.values() for line in run.lines(self.text)), *body]
         filled = f"filled<{kind}, Along::{'k' if along == summed else 'i'}>"
         lengths = [self.text(run.length) for run in runs.values()]
-        in_runs = f", {lengths[0]}, {lengths[1]}" if any(run.outer for run in runs.values()) else ""
+        ends = f", {lengths[0]}, {lengths[1]}" if any(run.outer for run in runs.values()) else ""
         arguments = f"int64_t i0, int64_t ni, int64_t k0, int64_t nk, {kind}* p_{clean(buffer)}, int64_t ld"
-        return [f"const auto {name} = {filled}([&]({arguments}) {{", *(f"  {line}" for line in body), f"}}{in_runs});"]
+        return [f"const auto {name} = {filled}([&]({arguments}) {{", *(f"  {line}" for line in body), f"}}{ends});"]
+
+    def _has_long_runs(self, one: Input, axis: str) -> bool:
+        """Whether vectors along an axis of several loops would divide for each lane, though the last loop fills much of one."""
+        *outer, last = one.loops[axis]
+        count = last.extent.as_int()
+        return bool(outer) and count is not None and LONG_RUN * count >= self.problem.device.lanes
 
     def _over_coordinates(self, operand: str, name: str, indices: Sequence[str], phase: str) -> list[str]:
         """A function that computes a rectangle of the operand over coordinates of its windows, in the type of sums: each once

@@ -10,7 +10,8 @@ What it weighs, for m by k times k by n:
 - A rectangle of several matmuls with a joint epilogue holds the results of all of them.
 - Where results are stored in order along rows (or columns), threads share columns (or rows) alone. Low rectangles mean that
   columns are packed more often, so each thread gets fewer then.
-- Up to 16 rows the matmul is bound by reading the columns, which are then read where they lie; so it is with up to 16 columns.
+- Up to 16 rows the matmul is bound by reading the columns, which are then read where they lie; so it is with up to 16 columns,
+  or up to 4 where sums are so short that adding up a register's lanes takes longest.
 - Up to 96 rows columns whose k are neighbours are not packed either: each is read once for all rows, and what is prefetched
   ends with a rectangle, so that these are wider.
 """
@@ -26,6 +27,7 @@ __all__ = ["DOT_ROWS", "FEW_ROWS", "Blocking", "choose_blocking"]
 # As in include/kgen/microkernel.h, few_rows.h and dots.h.
 DEPTH = 256  # words along k in a packed block
 FEW_ROWS = 16
+SHORT_SUM, FEW_OF_SHORT = 32, 4  # terms of a sum, and columns of such sums that are read where they lie
 DOT_ROWS = 96  # at most so many read columns whose k are neighbours where they lie
 _REGISTER = {"avx512": 64, "avx2": 32, "generic": 16}
 
@@ -80,7 +82,8 @@ def choose_blocking(
     tile_columns = max(panel, min(widest, wanted) // panel * panel)
     tiles = max(1, -(-m // tile_rows) * -(-n // tile_columns))
     parts = min(-(-threads // tiles), words // (2 * DEPTH)) if tiles < threads else 1
-    return Blocking(rows, tile_rows, tile_columns, max(1, parts), FEW_ROWS if min(m, n) <= FEW_ROWS else 0)
+    few = FEW_OF_SHORT if n < m and k <= SHORT_SUM else FEW_ROWS
+    return Blocking(rows, tile_rows, tile_columns, max(1, parts), FEW_ROWS if min(m, n) <= few else 0)
 
 
 def _cut(size: int, most: int, unit: int) -> int:

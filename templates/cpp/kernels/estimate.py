@@ -29,6 +29,13 @@ PAIRS_RATE = 0.93  # of bfloat16 in registers
 IMAGES_RATE, IMAGES_TILES_RATE, IMAGES_PACK_RATE = 0.65, 0.36, 0.35
 # And the seconds of a thread for each result, which few channels do not hide, and for each unit of its epilogue's cost.
 IMAGES_RESULT, IMAGES_EPILOGUE = 0.5e-9, 0.01e-9
+# The same of convolutions whose filters were packed before the call: the start, the share of the rate, the bytes of windows
+# that a thread packs in a second, and its seconds for each result (docs/decisions/0031-frozen-convolutions-on-cpus.md).
+FROZEN_START, FROZEN_RATE, FROZEN_PACK, FROZEN_RESULT = 25e-6, 0.7, 12e9, 0.2e-9
+# And how many times longer than an estimate without such filters the same takes in tiles.
+FROZEN_TILES = 1.6
+# Seconds of a thread for each result of a few rows or columns: adding up a register's lanes.
+FEW_RESULT = 2e-9
 # Share of the memory's bandwidth: of packing, of reading columns of a few rows, and of pairs that have to be brought together.
 PACK_RATE, READ_RATE, PAIRING_RATE = 1.0, 1.0, 0.55
 # What is left of the time of reading columns that are read while they are multiplied.
@@ -46,25 +53,53 @@ def seconds(problem: Problem, config: Config) -> float:
     few = smallest <= config.FEW_ROWS and not ready
     pairs = problem.main_dtype is torch.bfloat16 and problem.device.narrow > 1
     apart = pairs and any(problem.stride(name, "k") != 1 for name in ("A", "B")[: 1 if ready else 2])
-    compute = problem.flops / problem.rate / _rate(problem, pairs, apart)
+    compute = problem.flops / problem.rate / _rate(problem, pairs, apart) * (1.0 if few else _padded(problem))
     share = (PAIRING_RATE if apart and smallest > 2 else READ_RATE) if few else PACK_RATE
     reading = {name: problem.bytes_read(name) / problem.device.bandwidth / share for name in problem.inputs}
+    if problem.windowed_call is not None and ready and not problem.device.in_tiles(problem.main_dtype):
+        return _of_frozen_filters(problem, config)
     if problem.windowed_call is not None and not few:
         reading["A"] /= IMAGES_PACK_RATE
         each = IMAGES_RESULT + IMAGES_EPILOGUE * vs.total_cost([root for s in problem.epilogue for root in s.roots])
-        compute += each * (problem.size_of_result // problem.main_dtype.itemsize) / problem.device.compute_units
+        compute += each * _results(problem) / problem.device.compute_units
     compute += sum(problem.bytes_read(one.operand) for one in problem.operand_reductions) / problem.device.bandwidth * SUMMING
     writing = problem.epilogue_bytes / problem.device.bandwidth
     if few:
+        compute += FEW_RESULT * _results(problem) / problem.device.compute_units
         alone = problem.device.compute_units if _one_thread(problem) else 1
         return START + writing + max(compute, sum(reading.values())) * alone
     if problem.in_order or not (problem.static("m") and problem.static("n")):
         compute *= _excess(problem, config)
     if ready:  # what is packed comes from memory while it is multiplied
-        return START + writing + max(compute, reading["B"]) + reading["A"]
+        longer = FROZEN_TILES if problem.windowed_call is not None else 1.0
+        return START + writing + (max(compute, reading["B"]) + reading["A"]) * longer
     if _dots(problem):
         reading["B"] *= READ_MEANWHILE
     return START + writing + compute + sum(reading.values())
+
+
+def _of_frozen_filters(problem: Problem, config: Config) -> float:
+    """The time of a convolution whose filters are packed: threads pack its windows, and multiply them."""
+    threads = problem.device.compute_units
+    compute = problem.flops / problem.rate / FROZEN_RATE * _padded(problem)
+    if problem.in_order or not (problem.static("m") and problem.static("n")):
+        compute *= _excess(problem, config)
+    packing = problem.bytes_of_operand("A") / FROZEN_PACK + _results(problem) * FROZEN_RESULT
+    others = problem.bytes_read("B") + max(0, problem.epilogue_bytes - problem.stored_bytes)
+    return FROZEN_START + compute + packing / threads + others / problem.device.bandwidth
+
+
+def _results(problem: Problem) -> int:
+    """Numbers of a matmul's result."""
+    return problem.size_of_result // problem.main_dtype.itemsize
+
+
+def _padded(problem: Problem) -> float:
+    """How many times the columns that there are the main loop multiplies: whole registers of them, or, in tiles, all."""
+    if problem.device.in_tiles(problem.main_dtype):
+        return 1.0
+    columns, lanes = max(1, problem.size("n")), problem.device.lanes
+    return math.ceil(columns / lanes) * lanes / columns
 
 
 def _rate(problem: Problem, pairs: bool, apart: bool) -> float:

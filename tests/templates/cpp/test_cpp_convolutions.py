@@ -107,6 +107,7 @@ WINDOWS = {  # blocks of the engine begin and end in the middle of rows, images 
     "grouped": Problem((9, 8), (3, 3), padding=1, channels=16, groups=3, made=17),
     "deep": Problem((6, 7), (3, 3), padding=2, channels=70, made=20),
     "three dimensions": Problem((4, 5, 6), (2, 3, 2), 1, 1, channels=9, made=20),
+    "patches": Problem((18, 15), (3, 3), 3, channels=24, made=20),
 }
 
 
@@ -115,6 +116,18 @@ WINDOWS = {  # blocks of the engine begin and end in the middle of rows, images 
 @pytest.mark.parametrize("kind", WINDOWS)
 def test_the_engine_packs_windows(kind, channels_last):
     check(replace(WINDOWS[kind], channels_last=channels_last), MATMUL)
+
+
+def test_lanes_do_not_jump_between_the_runs_of_patches(tmp_path):
+    """Without bounds a block needs no runs, but its lanes would each divide to find their row of a patch."""
+    problem = WINDOWS["patches"]
+    torch._dynamo.reset()
+    options = {"cache": False, "debug": str(tmp_path)}
+    with only(MATMUL, lambda configs: configs[0]), torch.no_grad():
+        torch.compile(problem.run, backend="kgen", options=options)(*problem.args())
+    [text] = [path.read_text() for path in tmp_path.rglob("kernels.cpp")]
+    assert "matmul(" in text
+    assert "gather" not in text
 
 
 def test_images_of_no_batch():

@@ -24,7 +24,7 @@ from torch import Tensor
 from kgen.build import cpp, toolchain
 from kgen.templates.cpp.codegen.engine import objects
 from kgen.templates.cpp.codegen.table import CPP_TYPES
-from kgen.templates.cpp.kernels.blocking import FEW_ROWS, choose_blocking
+from kgen.templates.cpp.kernels.blocking import FEW_OF_SHORT, FEW_ROWS, SHORT_SUM, choose_blocking
 
 pytestmark = pytest.mark.cpu
 
@@ -340,10 +340,22 @@ def test_whole_rectangles(dtypes: tuple[torch.dtype, ...], threads: int) -> None
             check(Case(values(m, k, left), transposed(k, n, right), out, blocking, threads))
 
 
+@pytest.mark.parametrize("threads", [1, 2])
+@pytest.mark.parametrize("dtypes", DTYPES)
+def test_a_panel_of_which_a_register_is_enough(dtypes: tuple[torch.dtype, ...], threads: int) -> None:
+    """Columns end in the first register of a panel, or reach its second one."""
+    torch.manual_seed(0)
+    left, right, out = dtypes
+    for m, n, k in ((61, 16, 16), (61, 17, 40), (100, 48, 300), (49, 40, 77), (130, 8, 33)):
+        blocking = Blocking(96, 48, 64, 1 + k // 200, 0)
+        check(Case(values(m, k, left), transposed(k, n, right), out, blocking, threads))
+
+
 def test_chosen_blockings() -> None:
     for m, n, k in itertools.product((1, 16, 17, 1000, 100_000), (1, 50, 4096), (0, 1, 4096, 10**6)):
         how = choose_blocking((m, n, k), F32, "avx512", threads=8)
-        assert how.few_rows == (FEW_ROWS if min(m, n) <= FEW_ROWS else 0)
+        few = FEW_OF_SHORT if n < m and k <= SHORT_SUM else FEW_ROWS
+        assert how.few_rows == (FEW_ROWS if min(m, n) <= few else 0)
         assert how.rows % 48 == how.tile_rows % 48 == how.tile_columns % 32 == 0
         assert 48 <= how.tile_rows <= how.rows
         assert how.rows * max(k, 1) * 4 <= 8 << 20 or how.rows == 48

@@ -404,7 +404,8 @@ class PackedMatmul {
       }
       const Word* const rows = packed_ + row_place(d, tile.m, block_rows);
       for (int64_t n = 0; n < tile.columns; n += P) {
-        multiply_panel<U>(rows, columns + n * column, words_of<U>(nk), results + n, tile_ld_, padded, d == share.begin);
+        multiply_panel<U>(rows, columns + n * column, words_of<U>(nk), results + n, tile_ld_, padded, d == share.begin,
+                          tile.columns - n);
       }
     }
   }

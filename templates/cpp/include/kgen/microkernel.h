@@ -171,55 +171,65 @@ KGEN_FN auto fold_four(S a, S b, S c, S d, N lanes) {
   return fold_four_by([](S x, S y) KGEN_INLINE { return x + y; }, a, b, c, d, lanes);
 }
 
-// c[r * ldc + j] (+)= the sum over `words` of a row and a panel's columns, for Rows rows and all columns of the panel. Rows,
-// results and the panel are asked for in advance: one that was packed before the call comes from memory.
-template <class U, int Rows>
+// c[r * ldc + j] (+)= the sum over `words` of a row and a panel's columns, for Rows rows and the first Registers registers of the
+// panel. Rows, results and the panel are asked for in advance: one that was packed before the call comes from memory.
+template <class U, int Rows, int Registers>
 KGEN_FN void multiply_registers(const typename U::Word* a, const typename U::Word* b, int64_t words, typename U::Acc* c,
                                 int64_t ldc, bool first) {
-  constexpr int L = word_lanes<U>;
+  constexpr int L = word_lanes<U>, Sums = Rows * Registers;
   constexpr int64_t tile_prefetch = 1024 / sizeof(*a), panel_prefetch = 8192 / sizeof(*b);
   using R = Register<typename U::Word, L>;
   using S = Register<typename U::Acc, L>;
-  S sums[Rows * 2] = {};
+  S sums[Sums] = {};
   const auto add = [&](int64_t k) KGEN_INLINE {
-    const R left = register_at<R>(b), right = register_at<R>(b + L);
-    __builtin_prefetch(b + panel_prefetch);
-    __builtin_prefetch(b + panel_prefetch + L);
+    R columns[Registers];
+    KGEN_UNROLL for (int i = 0; i < Registers; ++i) {
+      columns[i] = register_at<R>(b + i * L);
+      __builtin_prefetch(b + panel_prefetch + i * L);
+    }
     KGEN_UNROLL for (int r = 0; r < Rows; ++r) {
       const R row = splat_register<R>(a[r * L + k]);
-      sums[2 * r] = U::step(sums[2 * r], row, left);
-      sums[2 * r + 1] = U::step(sums[2 * r + 1], row, right);
+      KGEN_UNROLL for (int i = 0; i < Registers; ++i) sums[r * Registers + i] = U::step(sums[r * Registers + i], row, columns[i]);
     }
     b += kPanel<U>;
   };
-  KGEN_UNROLL for (int i = 0; i < 2 * Rows; ++i) __builtin_prefetch(c + i / 2 * ldc + i % 2 * L);
+  const auto place = [&](int i) KGEN_INLINE { return c + i / Registers * ldc + i % Registers * L; };
+  KGEN_UNROLL for (int i = 0; i < Sums; ++i) __builtin_prefetch(place(i));
   int64_t k = 0;
   for (; k + L <= words; k += L, a += Rows * L) {
     KGEN_UNROLL for (int r = 0; r < Rows; ++r) __builtin_prefetch(a + r * L + tile_prefetch);
     for (int64_t i = 0; i < L; ++i) add(i);
   }
   for (int64_t i = 0; i < words - k; ++i) add(i);
-  KGEN_UNROLL for (int i = 0; i < 2 * Rows; ++i) {
-    auto* const to = c + i / 2 * ldc + i % 2 * L;
+  KGEN_UNROLL for (int i = 0; i < Sums; ++i) {
+    auto* const to = place(i);
     if (!first) sums[i] += register_at<S>(to);
     __builtin_memcpy(to, &sums[i], sizeof(S));
   }
 }
 
-// One block of `rows` (a multiple of the row step) by one panel.
-template <class U>
-[[gnu::noinline]] void multiply_panel(const typename U::Word* a, const typename U::Word* b, int64_t words, typename U::Acc* c,
-                                      int64_t ldc, int64_t rows, bool first) {
+template <class U, int Registers>
+KGEN_FN void multiply_rows(const typename U::Word* a, const typename U::Word* b, int64_t words, typename U::Acc* c, int64_t ldc,
+                           int64_t rows, bool first) {
   constexpr int step = U::row_step;
   for (int64_t r = 0; r < rows;) {
     const int64_t count = panel_rows<U>(rows - r);
     const auto* from = a + r * kDepth<U>;
     auto* to = c + r * ldc;
-    if (count == 3 * step) multiply_registers<U, 3 * step>(from, b, words, to, ldc, first);
-    else if (count == 2 * step) multiply_registers<U, 2 * step>(from, b, words, to, ldc, first);
-    else multiply_registers<U, step>(from, b, words, to, ldc, first);
+    if (count == 3 * step) multiply_registers<U, 3 * step, Registers>(from, b, words, to, ldc, first);
+    else if (count == 2 * step) multiply_registers<U, 2 * step, Registers>(from, b, words, to, ldc, first);
+    else multiply_registers<U, step, Registers>(from, b, words, to, ldc, first);
     r += count;
   }
+}
+
+// One block of `rows` (a multiple of the row step) by one panel, of which `columns` are wanted: those of a second register only
+// where they reach it.
+template <class U>
+[[gnu::noinline]] void multiply_panel(const typename U::Word* a, const typename U::Word* b, int64_t words, typename U::Acc* c,
+                                      int64_t ldc, int64_t rows, bool first, int64_t columns = kPanel<U>) {
+  if (columns > word_lanes<U>) multiply_rows<U, 2>(a, b, words, c, ldc, rows, first);
+  else multiply_rows<U, 1>(a, b, words, c, ldc, rows, first);
 }
 
 // ---- results in AMX tiles -------------------------------------------------------------------------------------------
@@ -304,13 +314,14 @@ inline void multiply_untiled(const int32_t* a, const int32_t* b, int64_t words, 
   int32_t rows[4 * kDepth<Bfloat16Pairs>];
   for (int64_t r = 0; r < 16; r += 4) {
     for (int64_t k = 0; k < words; k += 16) __builtin_memcpy(rows + k * 4, a + k * 16 + r * 16, 4 * 16 * sizeof(*a));
-    multiply_registers<Bfloat16Pairs, 4>(rows, b, words, c + r * ldc, ldc, first);
+    multiply_registers<Bfloat16Pairs, 4, 2>(rows, b, words, c + r * ldc, ldc, first);
   }
 }
 
+// All columns of a panel, however few are wanted.
 template <>
 [[gnu::noinline]] inline void multiply_panel<Bfloat16Pairs>(const int32_t* a, const int32_t* b, int64_t words, float* c,
-                                                            int64_t ldc, int64_t rows, bool first) {
+                                                            int64_t ldc, int64_t rows, bool first, int64_t) {
   constexpr int64_t depth = kDepth<Bfloat16Pairs>;
   const bool granted = amx_granted();
   for (int64_t r = 0; r < rows;) {
