@@ -1,7 +1,8 @@
-"""Library calls that compute a convolution together with what one node makes of it: an activation, or a sum with a tensor of
-the same size and its relu.
+"""oneDNN's calls that compute a convolution together with what one node makes of it: an activation, or a sum with a tensor of the
+same size.
 
-As in `lowering/fused_calls.py`, a node has such a form if its value is the one that the rules of the operators build.
+As in `lowering/fused_calls.py`, a node has such a form if its value is the one that the rules of the operators build. A relu and
+other functions that clamp are left out: oneDNN makes zeros of NaNs there, and hides from the user that a network has diverged.
 """
 
 from __future__ import annotations
@@ -16,7 +17,6 @@ from kgen.ir import index as ix
 from kgen.ir import nodes as ir
 from kgen.ir import ops
 from kgen.ir import values as vs
-from kgen.lowering.activation import relu
 from kgen.lowering.builder import Builder
 from kgen.lowering.pointwise import add, clamp, div, formula, mul, to_copy
 from kgen.lowering.tensor import Tensor
@@ -44,8 +44,7 @@ def fused_convolution(b: Builder, node: ir.Contraction, reader: ir.Pointwise) ->
     if call is None or call.target is not aten.convolution.default or not _has_points((*node.out_vars, *node.reduced)):
         return None
     x, weight, bias, stride, padding, dilation, transposed, _, groups = call.args
-    library = _LIBRARIES.get(result.device.type)
-    if transposed or library is None or not library.computes(result.dtype) or not ir.is_row(b.graph, bias):
+    if transposed or result.device.type != "cpu" or not _computes(result.dtype) or not ir.is_row(b.graph, bias):
         return None
     element = vs.load(node.out, (v.expr() for v in reader.vars), result.dtype)
     alone = Tensor(result.sizes, result.dtype, result.device, element)
@@ -53,7 +52,7 @@ def fused_convolution(b: Builder, node: ir.Contraction, reader: ir.Pointwise) ->
     calls = (
         call
         for added, whole in each
-        for call in _matching(b, whole, reader, library, Shape(element, (x, weight, added), padding, stride, dilation, groups))
+        for call in _matching(b, whole, reader, Shape(element, (x, weight, added), padding, stride, dilation, groups))
     )
     found = next(calls, None)
     return None if found is None else ir.Extern((reader.out,), *found, reason=_REASON)
@@ -73,43 +72,22 @@ def _with_bias(b: Builder, alone: Tensor, reader: ir.Pointwise) -> Iterator[tupl
 Call = tuple[Any, tuple[Any, ...]]
 
 
-@dataclass(frozen=True, slots=True)
-class Activation:
-    """A function of a result as the library calls it, with its parameters, and the operator's rule."""
-
-    name: str
-    rule: Rule
-    parameters: tuple[float, ...] = ()
-
-
-@dataclass(frozen=True, slots=True)
-class Library:
-    """What a device's library has: functions of a convolution, of its sum with a tensor, and of that sum's relu."""
-
-    computes: Callable[[torch.dtype], bool]
-    activations: tuple[Activation, ...]
-    alone: Callable[[Shape, Activation], Call]
-    added: Callable[[Shape, ir.TensorArg, bool], Call]
-    sums: Callable[[torch.dtype], tuple[bool, ...]]  # those that it has: whether with a relu
-
-
-def _matching(b: Builder, whole: Tensor, reader: ir.Pointwise, library: Library, shape: Shape) -> Iterator[Call]:
-    for activation in library.activations:
-        if any(one.value is reader.value for one in _forms(b, activation.rule, whole)):
-            yield library.alone(shape, activation)
+def _matching(b: Builder, whole: Tensor, reader: ir.Pointwise, shape: Shape) -> Iterator[Call]:
+    for name, rule in _ACTIVATIONS:
+        if any(one.value is reader.value for one in _forms(b, rule, whole)):
+            yield _with_activation(shape, name)
+    if whole.dtype is not torch.float32:
+        return  # where oneDNN declines a sum, torch adds on its own
     for other in _others(b, shape.element, whole.dtype, reader):
         tensor = Tensor(whole.sizes, whole.dtype, whole.device, other)
-        sums = add(b, whole, tensor), add(b, tensor, whole)
-        for with_relu in library.sums(whole.dtype):
-            if any((relu(b, one) if with_relu else one).value is reader.value for one in sums):
-                operand = ir.TensorArg(other.attr[0], reader.vars, other.attr[1], whole.dtype)
-                yield library.added(shape, operand, with_relu)
+        if any(one.value is reader.value for one in (add(b, whole, tensor), add(b, tensor, whole))):
+            yield _with_sum(shape, ir.TensorArg(other.attr[0], reader.vars, other.attr[1], whole.dtype))
 
 
 def _forms(b: Builder, rule: Rule, whole: Tensor) -> Iterator[Tensor]:
     """What an activation makes of a result: in its type, or, as decompositions do, in float32 between two conversions."""
     yield rule(b, whole)
-    if whole.dtype in ops.NARROW_FLOATS:
+    if whole.dtype in ops.NARROW_FLOATS and b.numerics != "eager":  # the one call does not round in between
         yield to_copy(b, rule(b, to_copy(b, whole, dtype=torch.float32)), dtype=whole.dtype)
 
 
@@ -127,10 +105,10 @@ def _has_points(loops: tuple[ix.Var, ...]) -> bool:
     return all(ix.known_less(ix.ZERO, v.extent) for v in loops)
 
 
-# ---- oneDNN -----------------------------------------------------------------------------------------------------------------
+# ---- the calls --------------------------------------------------------------------------------------------------------------
 
 
-def _by_onednn(kind: torch.dtype) -> bool:
+def _computes(kind: torch.dtype) -> bool:
     if not torch.backends.mkldnn.is_available() or not torch.backends.mkldnn.enabled:
         return False
     if kind is torch.bfloat16:
@@ -138,70 +116,31 @@ def _by_onednn(kind: torch.dtype) -> bool:
     return kind is torch.float32
 
 
-def _onednn(shape: Shape, activation: Activation) -> Call:
+def _with_activation(shape: Shape, name: str) -> Call:
     numbers = (shape.padding, shape.stride, shape.dilation, shape.groups)
-    function = (activation.name, activation.parameters, "")
-    return torch.ops.mkldnn._convolution_pointwise.default, (*shape.operands, *numbers, *function)
+    return torch.ops.mkldnn._convolution_pointwise.default, (*shape.operands, *numbers, name, (), "")
 
 
-def _onednn_sum(shape: Shape, other: ir.TensorArg, with_relu: bool) -> Call:
+def _with_sum(shape: Shape, other: ir.TensorArg) -> Call:
     x, *weights = shape.operands
     numbers = (shape.padding, shape.stride, shape.dilation, shape.groups)
-    activation = ("relu", (), "") if with_relu else (None, (), "")
-    return torch.ops.mkldnn._convolution_pointwise.binary, (x, other, *weights, *numbers, "add", None, *activation)
+    return torch.ops.mkldnn._convolution_pointwise.binary, (x, other, *weights, *numbers, "add", None, None, (), "")
 
 
-def _sums_by_onednn(kind: torch.dtype) -> tuple[bool, ...]:
-    """Where oneDNN declines a sum, torch adds on its own, and its sums with a relu are of float32 alone."""
-    return (True, False) if kind is torch.float32 else ()
+# ---- activations ------------------------------------------------------------------------------------------------------------
 
 
 def _sigmoid(b: Builder, x: Tensor) -> Tensor:
     return formula(lambda p: vs.call("sigmoid", p))(b, x)
 
 
-def _hardsigmoid(b: Builder, x: Tensor) -> Tensor:
-    return div(b, clamp(b, add(b, x, 3), 0, 6), 6)
-
-
 def _hardswish(b: Builder, x: Tensor) -> Tensor:
     return div(b, mul(b, x, clamp(b, add(b, x, 3), 0, 6)), 6)
-
-
-def _relu6(b: Builder, x: Tensor) -> Tensor:
-    return clamp(b, x, 0, 6)
 
 
 def _silu(b: Builder, x: Tensor) -> Tensor:
     return mul(b, x, _sigmoid(b, x))
 
 
-# ---- cuDNN ------------------------------------------------------------------------------------------------------------------
-
-
-def _by_cudnn(kind: torch.dtype) -> bool:
-    return kind in (torch.float16, torch.bfloat16, torch.float32) and torch.backends.cudnn.is_available()
-
-
-def _cudnn(shape: Shape, _: Activation) -> Call:
-    return aten.cudnn_convolution_relu.default, (*shape.operands, shape.stride, shape.padding, shape.dilation, shape.groups)
-
-
-def _cudnn_sum(shape: Shape, other: ir.TensorArg, _: bool) -> Call:
-    x, weight, bias = shape.operands
-    numbers = (shape.stride, shape.padding, shape.dilation, shape.groups)
-    return aten.cudnn_convolution_add_relu.default, (x, weight, other, 1, bias, *numbers)
-
-
-_OF_ONEDNN = (
-    Activation("relu", relu),
-    Activation("sigmoid", _sigmoid),
-    Activation("swish", _silu),
-    Activation("hardswish", _hardswish),
-    Activation("hardsigmoid", _hardsigmoid),
-    Activation("hardtanh", _relu6, (0.0, 6.0)),
-)
-_LIBRARIES = {
-    "cpu": Library(_by_onednn, _OF_ONEDNN, _onednn, _onednn_sum, _sums_by_onednn),
-    "cuda": Library(_by_cudnn, (Activation("relu", relu),), _cudnn, _cudnn_sum, lambda _: (True,)),
-}
+# As oneDNN calls them, and the operators' rules.
+_ACTIVATIONS: tuple[tuple[str, Rule], ...] = (("sigmoid", _sigmoid), ("swish", _silu), ("hardswish", _hardswish))

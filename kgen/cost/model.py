@@ -221,7 +221,7 @@ def apart_seconds(problem: Problem) -> float:
     else:
         total = program_seconds(problem, program)
     total += CONVOLUTION if device.kind == "cuda" and _windowed(problem) and _is_reordered(problem) else 0.0
-    if problem.has_fused_call and not (device.kind == "cuda" and _windowed(problem)):  # those run only where they are measured
+    if problem.has_fused_call:
         total += _fused_seconds(problem, stream)
     elif problem.finishing:  # the results are written, and read again, from caches where these hold them
         again = count * _past_caches(problem, result) if device.kind == "cuda" else 0

@@ -18,12 +18,10 @@ import kgen
 from kgen.capture.decompositions import TABLE
 from kgen.cost import cpu_convolutions, model
 from kgen.cost.tuning_query import FUSED
-from kgen.ir import nodes as ir
 from kgen.ir.plan import Call, Schedule
 from kgen.lowering import LoweringContext, lower, reinplace
 from kgen.report.record import Record, recording
 from kgen.scheduler import Options, schedule
-from kgen.tuning.tuner import candidates_of
 from kgen.verdict import Outcome, Reason
 from tests.scheduler.transforms.test_fused_calls import Knows
 
@@ -68,31 +66,31 @@ def given(form: torch.memory_format = last, dtype: torch.dtype = torch.float32) 
 
 def apart(x: Tensor, w: Tensor, r: Tensor) -> tuple[Tensor, Tensor]:
     y = conv(x, w)
-    return F.relu(y), y + 1
+    return F.silu(y), y + 1
 
 
 def late(x: Tensor, w: Tensor, r: Tensor) -> Tensor:
     """What is added is computed behind the convolution."""
     y = conv(x, w)
-    return F.relu(y + r.cumsum(1))
+    return y + r.cumsum(1)
 
 
 CASES: dict[str, tuple[Callable[..., Any], str | None]] = {
-    "relu": (lambda x, w, r: F.relu(conv(x, w)), ALONE),
+    "relu": (lambda x, w, r: F.relu(conv(x, w)), None),
     "sigmoid": (lambda x, w, r: conv(x, w).sigmoid(), ALONE),
     "silu": (lambda x, w, r: F.silu(conv(x, w)), ALONE),
     "hardswish": (lambda x, w, r: F.hardswish(conv(x, w)), ALONE),
-    "hardsigmoid": (lambda x, w, r: F.hardsigmoid(conv(x, w)), ALONE),
-    "relu6": (lambda x, w, r: F.relu6(conv(x, w)), ALONE),
+    "hardsigmoid": (lambda x, w, r: F.hardsigmoid(conv(x, w)), None),
+    "relu6": (lambda x, w, r: F.relu6(conv(x, w)), None),
     "hardtanh": (lambda x, w, r: F.hardtanh(conv(x, w)), None),
     "sum": (lambda x, w, r: r + conv(x, w), SUM),
-    "sum and relu": (lambda x, w, r: F.relu(conv(x, w) + r), SUM),
-    "sum of two": (lambda x, w, r: F.relu(conv(x, w) + conv(r.sin(), w)), SUM),
-    "difference": (lambda x, w, r: F.relu(conv(x, w) - r), None),
-    "sum with a row": (lambda x, w, r: F.relu(conv(x, w) + r[:1]), None),
-    "twice": (lambda x, w, r: F.relu(conv(x, w) * 2 + r), None),
+    "sum and relu": (lambda x, w, r: F.relu(conv(x, w) + r), None),
+    "sum of two": (lambda x, w, r: conv(x, w) + conv(r.sin(), w), SUM),
+    "difference": (lambda x, w, r: conv(x, w) - r, None),
+    "sum with a row": (lambda x, w, r: conv(x, w) + r[:1], None),
+    "twice": (lambda x, w, r: conv(x, w) * 2 + r, None),
     "two readers": (apart, None),
-    "transposed": (lambda x, w, r: F.relu(F.conv_transpose2d(x, w, padding=1) + r), None),
+    "transposed": (lambda x, w, r: F.conv_transpose2d(x, w, padding=1) + r, None),
     "late": (late, None),
 }
 
@@ -108,84 +106,60 @@ def test_one_call_computes_both(name: str, form: torch.memory_format) -> None:
 
 
 @pytest.mark.cpu
-@pytest.mark.parametrize("name", ["relu", "sigmoid", "silu", "hardswish", "hardsigmoid", "relu6", "sum and relu"])
+@pytest.mark.parametrize("dtype", [torch.float32, bf16])
+@pytest.mark.parametrize("name", [name for name in CASES if name not in ("late", "two readers")])
+def test_nans_stay(name: str, dtype: torch.dtype) -> None:
+    """oneDNN's relu makes zeros of them."""
+    x, w, r = given(dtype=dtype)
+    x[0, 3, 4, 4] = torch.nan
+    with torch.no_grad():
+        made = torch.compile(CASES[name][0], backend="kgen", options={"cache": False})(x, w, r)
+        assert torch.equal(made.isnan(), CASES[name][0](x, w, r).isnan())
+
+
+@pytest.mark.cpu
+@pytest.mark.parametrize("name", ["sigmoid", "silu", "hardswish", "sum"])
 def test_16_bits(name: str) -> None:
     """Decompositions compute some functions in float32, between two conversions."""
     if not torch.ops.mkldnn._is_mkldnn_bf16_supported():
         pytest.skip("no instructions for bfloat16")
     found = compiled(CASES[name][0], *given(dtype=bf16), tolerance=3e-2)
-    assert (ALONE in found) == (name != "sum and relu")
+    assert (ALONE in found) == (name != "sum")
     assert SUM not in found, "torch adds in float32 alone where oneDNN declines"
+
+
+@pytest.mark.cpu
+def test_not_where_each_operation_is_rounded() -> None:
+    """The one call does not round in between."""
+    found = compiled(CASES["silu"][0], *given(dtype=bf16), tolerance=3e-2, numerics="eager")
+    assert ALONE not in found
 
 
 @pytest.mark.cpu
 def test_a_batch_of_none() -> None:
     x, w, _ = given()
-    assert compiled(lambda x, w: F.relu(conv(x, w)), x[:0], w) != [ALONE]
+    assert compiled(lambda x, w: F.silu(conv(x, w)), x[:0], w) != [ALONE]
 
 
 @pytest.mark.cpu
 def test_it_can_be_forbidden() -> None:
-    with kgen.forbid_fused("aten.convolution", "aten.relu"):
-        assert ALONE not in compiled(CASES["relu"][0], *given())
+    with kgen.forbid_fused("aten.convolution", "aten.sigmoid"):
+        assert ALONE not in compiled(CASES["sigmoid"][0], *given())
 
 
 # ---- a GPU that need not be here -------------------------------------------------------------------------------------
 
 
-def plan_on_gpu(fn: Callable[..., Any], oracle: Knows | None, *more: Tensor) -> Schedule:
+@pytest.mark.parametrize("name", ["relu", "sum and relu"])
+def test_a_gpu_has_no_such_call(name: str) -> None:
+    """It is not known that cuDNN's relus keep NaNs."""
     mode = FakeTensorMode()
-    fakes = [FakeTensor(mode, a.to(bf16).to("meta"), torch.device("cuda:0")) for a in (*given(), *more)]
+    fakes = [FakeTensor(mode, a.to(bf16).to("meta"), torch.device("cuda:0")) for a in given()]
     with mode:
-        gm = make_fx(fn, decomposition_table=TABLE)(*fakes)
+        gm = make_fx(CASES[name][0], decomposition_table=TABLE)(*fakes)
     with _disable_current_modes():
         graph = lower(reinplace(gm), LoweringContext())
-    return schedule(graph, Options(oracle=oracle))
-
-
-def on_gpu(fn: Callable[..., Any], oracle: Knows | None) -> list[str]:
-    return steps(plan_on_gpu(fn, oracle))
-
-
-@pytest.mark.parametrize(
-    ("name", "call"),
-    [("relu", "aten.cudnn_convolution_relu.default"), ("sum and relu", "aten.cudnn_convolution_add_relu.default")],
-)
-def test_a_gpu_has_one_call_where_that_was_measured(name: str, call: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(torch.backends.cudnn, "is_available", lambda: True)
-    fn = CASES[name][0]
-    assert on_gpu(fn, Knows(FUSED)) == [call]
-    assert on_gpu(fn, Knows(()))[0] == CONVOLUTION
-    assert call not in on_gpu(fn, None), "nobody has measured it"
-
-
-BIASED: dict[str, Callable[..., Tensor]] = {
-    "aten.cudnn_convolution_relu.default": lambda x, w, r, b: F.relu(F.conv2d(x, w, b, padding=1)),
-    "aten.cudnn_convolution_add_relu.default": lambda x, w, r, b: F.relu(F.conv2d(x, w, b, padding=1) + r),
-}
-
-
-@pytest.mark.parametrize("call", BIASED)
-def test_one_call_of_a_gpu_adds_the_bias_as_well(call: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(torch.backends.cudnn, "is_available", lambda: True)
-    plan = plan_on_gpu(BIASED[call], Knows(FUSED), torch.randn(8))
-    assert steps(plan) == [call]
-    [made] = plan.calls
-    names = {arg.buffer for arg in made.node.args if isinstance(arg, ir.TensorArg)}
-    assert any(plan.graph.buffers[name].sizes == (8,) for name in names)
-
-
-def test_an_estimate_counts_no_call_that_nobody_has_measured(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(torch.backends.cudnn, "is_available", lambda: True)
-    oracle = Knows(())
-    on_gpu(CASES["relu"][0], oracle)
-    found = [p for p in oracle.asked[0].problems[0] if p.has_fused_call]
-    assert (None, FUSED) in [(c.template, c.config) for c in candidates_of(oracle.asked[0])]
-    assert found
-    for problem in found:
-        with_call = model.apart_seconds(problem)
-        problem.__dict__["has_fused_call"] = False
-        assert with_call == model.apart_seconds(problem)
+    assert steps(schedule(graph, Options(oracle=Knows(FUSED))))[0] == CONVOLUTION
 
 
 # ---- packed weights --------------------------------------------------------------------------------------------------
@@ -198,7 +172,7 @@ class Owner(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         for w in self.weights:
-            x = F.relu(F.conv2d(x, w, padding=w.shape[-1] // 2))
+            x = F.silu(F.conv2d(x, w, padding=w.shape[-1] // 2))
         return x
 
 
@@ -267,7 +241,7 @@ def test_images_with_channels_first_have_plain_weights() -> None:
 
 
 @pytest.mark.cpu
-@pytest.mark.parametrize("activation", [torch.sigmoid, F.relu])
+@pytest.mark.parametrize("activation", [torch.sigmoid, F.silu])
 def test_a_bias_with_steps_between_its_numbers_is_no_argument_of_the_one_call(activation: Callable[[Tensor], Tensor]) -> None:
     """oneDNN reads a bias as if its numbers lay one after another."""
     bias = torch.randn(8, 2)
