@@ -47,6 +47,7 @@ class Builder:
         self.top_k = "auto"
         self.gpu_everywhere = False
         self.versions: dict[str, str] = {}
+        self.stored: dict[str, Value] = {}  # buffer -> the element that it was made of, over its axes
         self.placed: dict[tuple[Tensor, Sizes], Tensor] = {}  # operands stored with strides of their own
         self.copies: dict[Tensor, str] = {}  # of operands that are no views of buffers
         self.checked: set[Expr] = set()  # conditions that calls check at run time
@@ -227,8 +228,19 @@ class Builder:
         """A fresh buffer with the contents of `tensor`."""
         out = self.buffer(tensor.sizes, tensor.dtype, tensor.device, stem)
         value = _anything(tensor.value) if is_empty(tensor.sizes) else tensor.value
+        self.stored[out.name] = value
         self.graph.nodes.append(ir.Pointwise(out.name, tensor.axes, value, self.origin))
         return self.load(out)
+    def made_of(self, tensor: Tensor) -> Value:
+        """The element of a tensor, also where it has been stored as it is, for what would rather compute it again. What it was
+        made of has to be there still."""
+        value = tensor.value
+        is_whole = value.op == "load" and not value.args and value.attr[1] == tensor.indices
+        if not is_whole or ops.compute_dtype(tensor.dtype) != tensor.dtype:
+            return value
+        made = self.stored.get(value.attr[0], value)
+        return value if any(load.attr[0] in self.versions for load in vs.loads([made])) else made
+
 
     def mutate(self, target: str, tensor: Tensor) -> Tensor:
         """``copy_``: overwrites buffer `target` (its newest version) with `tensor`, and returns the new version."""
