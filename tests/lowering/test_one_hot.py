@@ -23,9 +23,9 @@ def summed(c: Tensor, t: Tensor) -> Tensor:
 
 
 def summed_and_kept(c: Tensor, t: Tensor) -> tuple[Tensor, Tensor]:
-    """As in the gradient of a log-softmax: the product has two readers, so that it is stored."""
-    product = one_hot(t) * (c / 3).tanh().exp()
-    return product.sum(1, keepdim=True), product.exp()
+    """As in the gradient of a log-softmax: it has two readers, so that it is stored."""
+    scaled = one_hot(t) * (c / 3).tanh().exp()
+    return scaled.sum(1, keepdim=True), scaled.exp()
 
 
 def divided(c: Tensor, t: Tensor) -> Tensor:
@@ -67,13 +67,13 @@ def test_what_differs_along_the_row_is_summed() -> None:
 
 
 def test_a_value_that_was_changed_since_is_not_computed_again() -> None:
-    """The product is made of what `c` was before."""
+    """It is made of what `c` was before."""
 
     def changed(c: Tensor, t: Tensor) -> tuple[Tensor, Tensor]:
-        product = one_hot(t) * (c / 3).tanh().exp()
-        kept = product.exp()
+        scaled = one_hot(t) * (c / 3).tanh().exp()
+        kept = scaled.exp()
         c.add_(1)
-        return product.sum(1), kept
+        return scaled.sum(1), kept
 
     c, t = inputs()
     graph = lower(reinplace(capture(changed, (c.clone(), t), "fake")), LoweringContext())
