@@ -228,9 +228,10 @@ class Builder:
         """A fresh buffer with the contents of `tensor`."""
         out = self.buffer(tensor.sizes, tensor.dtype, tensor.device, stem)
         value = _anything(tensor.value) if is_empty(tensor.sizes) else tensor.value
-        self.stored[out.name] = value
         self.graph.nodes.append(ir.Pointwise(out.name, tensor.axes, value, self.origin))
+        self.stored[out.name] = value
         return self.load(out)
+
     def made_of(self, tensor: Tensor) -> Value:
         """The element of a tensor, also where it has been stored as it is, for what would rather compute it again. What it was
         made of has to be there still."""
@@ -240,7 +241,6 @@ class Builder:
             return value
         made = self.stored.get(value.attr[0], value)
         return value if any(load.attr[0] in self.versions for load in vs.loads([made])) else made
-
 
     def mutate(self, target: str, tensor: Tensor) -> Tensor:
         """``copy_``: overwrites buffer `target` (its newest version) with `tensor`, and returns the new version."""
