@@ -35,6 +35,8 @@ from kgen.scheduler.tiling.loops import (
 
 # A tile pays on both axes only where each is at least this long.
 MIN_TILE = 16
+# Of how many points of a row one may be left unused.
+LEAST_WASTE = 8
 # Streams of what is read that one run of what is stored may have.
 MOST_STREAMS = 64
 # Bytes that a thread moves at once, and threads of a program of a pointwise kernel.
@@ -122,7 +124,9 @@ def choose_tiles(kernel: Kernel, graph: ir.Graph, sizes: Sizes, gpu: Gpu, reorde
     slow = _second_axis(kernel, touches, sizes) if reorder else None
     if slow is None:
         kernel = _stored_in_runs(kernel, touches, sizes) if reorder else kernel
-        return Tiling(kernel, kernel.outer, (), _pointwise_blocks(kernel, graph, sizes, gpu), True, wide)
+        blocks = _pointwise_blocks(kernel, graph, sizes, gpu)
+        rows = kernel.outer[:-1] if _has_row_values(kernel, touches, blocks.x, sizes) else ()
+        return Tiling(kernel, kernel.outer[len(rows) :], rows, blocks, True, wide)
     y = (*(v for v in kernel.outer[:-1] if v is not slow), slow)
     blocks = _plane_blocks(kernel.outer[-1], slow, sizes)
     return Tiling(kernel, kernel.outer[-1:], y, blocks, True, wide)
@@ -165,6 +169,8 @@ def _in_sequence(tiling: Tiling, sizes: Sizes) -> Tiling:
 def _of_member(tiling: Tiling, graph: ir.Graph, sizes: Sizes) -> Tiling:
     """The tiling of a kernel that runs beside others: all have one number of warps, and few kinds of tiles."""
     kernel, blocks = tiling.kernel, tiling.blocks
+    if tiling.y and blocks.y == 1:  # rows: members share bodies of points
+        tiling = replace(tiling, x=kernel.outer, y=())
     if tiling.y or tiling.group > 1:
         return tiling
     if not kernel.inner:
@@ -230,6 +236,20 @@ def _second_axis(kernel: Kernel, touches: list[Touch], sizes: Sizes) -> Var | No
     return max(weights, key=lambda v: weights[v]) if weights else None
 
 
+def _has_row_values(kernel: Kernel, touches: list[Touch], block: int, sizes: Sizes) -> bool:
+    """Whether programs had better not cross the ends of rows, along the last loop: what belongs to a row is then made once in a
+    program and not at each point, and no point divides to find its row. Rows begin at whole vectors and end where few points of
+    a program are beyond."""
+    if len(kernel.outer) < 2:
+        return False
+    fast, rest = kernel.outer[-1], set(kernel.outer[:-1])
+    length = sizes.of(fast.extent)
+    if fast.extent.as_int() is None or length % (block // THREADS or 1) or LEAST_WASTE * (-length % block) > length:
+        return False
+    found = (ix.free_atoms(t.offset) for t in touches)
+    return any(rest & atoms and fast not in atoms for atoms in found)
+
+
 def _stored_in_runs(kernel: Kernel, touches: list[Touch], sizes: Sizes) -> Kernel:
     """With the loops innermost, too short for tiles, that make one run of all that is stored, such as the taps of filters. Else
     each thread stores into a sector of its own. What is read in as many streams stays in the L1 cache meanwhile."""
@@ -286,7 +306,8 @@ def _is_run_from_data(load: Value, fast: Var, sizes: Sizes) -> bool:
 
 
 def _touched(kernel: Kernel, graph: ir.Graph) -> set[str]:
-    found = {load.attr[0] for s in kernel.statements for load in vs.loads(s.roots)}
+    made = {o for s in kernel.statements for o in s.outs}
+    found = {load.attr[0] for s in kernel.statements for load in vs.loads(s.roots)} - made
     found.update(o for s in kernel.statements for o, stored in zip(s.outs, s.stored, strict=True) if stored)
     return {n for n in found if n in graph.buffers}
 
