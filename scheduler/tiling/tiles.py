@@ -57,6 +57,9 @@ SEQUENCE_WARPS, SEQUENCE_ROW, SEQUENCE_POINTS = 16, 4096, 16384
 # Points that a program of a reduction holds at once.
 REDUCTION_POINTS = 4096
 MAX_WARPS = 32
+# Warps of a program that walks a row, and points of a step for each warp of one that walks it again: the more warps, the fewer
+# programs run side by side, and the more of their rows L2 holds (docs/decisions/0031-rows-on-a-gpu.md).
+WALKING_WARPS, AGAIN_WARP = 8, 512
 # Neighbouring columns that a program reduces: whole cache lines of 16-bit numbers; and the fewest, where that makes more
 # programs of few columns: whole sectors. And points of such a tile: with twice as many, statistics of images take 1.2 times as
 # long (H100, 2026-11-26).
@@ -339,7 +342,7 @@ def _reduction(kernel: Kernel, touches: list[Touch], sizes: Sizes, gpu: Gpu, wid
         # a row that is walked again should still be in the L2 cache then: few rows at a time, many threads to each
         again = kernel.sections > 1
         r = _step(length, (4 if again else 2) * REDUCTION_POINTS)
-        blocks = Blocks(x=1, r=r, warps=MAX_WARPS if again and r > 2 * REDUCTION_POINTS else 8)
+        blocks = Blocks(x=1, r=r, warps=max(WALKING_WARPS, r // AGAIN_WARP) if again else WALKING_WARPS)
     return Tiling(kernel, kernel.outer, (), blocks, whole, wide)
 
 
