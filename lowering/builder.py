@@ -21,7 +21,7 @@ from kgen.ir.values import Value
 from kgen.lowering.few_terms import are_cheap, are_few, are_last, combined
 from kgen.lowering.tensor import Tensor, axes, indices, is_empty, number_of, rounded
 
-# Up to so many elements rounds of maxima beat the library's partial sort on a CPU.
+# Up to so many elements rounds of maxima beat the library's partial sort (GPUs: docs/decisions/0031-rows-on-a-gpu.md).
 FASTER_TOP = 16
 # Operands with more dimensions are not looked for in other orders of these.
 MOST_ORDERED = 4
@@ -53,10 +53,9 @@ class Builder:
         self.checked: set[Expr] = set()  # conditions that calls check at run time
         self._taken: dict[str, int] = {}
 
-    def finds_top(self, device: torch.device, k: int) -> bool:
-        """Whether kernels find the `k` largest elements of rows. By default the library does on a GPU, where nobody has
-        measured the kernels, and on a CPU where it is faster."""
-        return self.top_k == "kernels" or (self.top_k == "auto" and not self.on_gpu(device) and k <= FASTER_TOP)
+    def finds_top(self, k: int) -> bool:
+        """Whether kernels find the `k` largest elements of rows, by default where they are faster."""
+        return self.top_k == "kernels" or (self.top_k == "auto" and k <= FASTER_TOP)
 
     def on_gpu(self, device: torch.device) -> bool:
         """Whether kernels on a device's tensors run on a GPU."""

@@ -89,7 +89,9 @@ def test_who_does_it_by_default() -> None:
     x = torch.randn(3, 100)
     assert not schedule(graph_of(x, 2, -1, True, "auto"), Options()).calls
     assert schedule(graph_of(x, 40, -1, True, "auto"), Options()).calls, "a partial sort is faster"
-    assert schedule(graph_of(x, 2, -1, True, "auto", gpu_everywhere=True), Options(gpu_everywhere=True)).calls
+    on_gpu = Options(gpu_everywhere=True)
+    assert not schedule(graph_of(x, 2, -1, True, "auto", gpu_everywhere=True), on_gpu).calls
+    assert schedule(graph_of(x, 40, -1, True, "auto", gpu_everywhere=True), on_gpu).calls
     assert schedule(graph_of(x, 2, -1, True, "library"), Options()).calls
 
 
