@@ -98,7 +98,6 @@ def _plain_library() -> ModuleType:
         trap_unless=_trap_unless,
         float_of_byte=lambda x, to: x.to(tl.float32).to(to),
         multiply_halves=lambda a, b: (a.to(tl.float32) * b.to(tl.float32)).to(a.dtype),
-        e4m3_or_nan=lambda x: names["replaced"](x, tl.float8e4nv, tl.abs(x) > 464.0, 0x7F),
         rounded_to_bfloat16=lambda x: x.to(tl.bfloat16).to(tl.float32),
     )
     return plain

@@ -7,7 +7,6 @@ import triton.language as tl
 from triton.language.extra import libdevice
 
 from kgen.templates.triton.device.integers import float_of_byte
-from kgen.templates.triton.device.intrinsics import e4m3_or_nan
 
 
 @triton.jit
@@ -299,10 +298,7 @@ def narrow(x, to: tl.constexpr, saturate: tl.constexpr = True):
     if to == tl.float8e5:
         return replaced(x, to, tl.abs(x) >= 61440.0, 0x7C)
     elif to == tl.float8e4nv and not saturate:
-        if x.dtype == tl.float32 and x.numel % 4 == 0:
-            return e4m3_or_nan(x)
-        else:
-            return replaced(x, to, tl.abs(x) > 464.0, 0x7F)  # 464 is between 448 and what comes next; ties go to 448
+        return replaced(x, to, tl.abs(x) > 464.0, 0x7F)  # 464 is between 448 and what would come next; ties go to 448
     else:
         return cast(x, to)
 

@@ -39,37 +39,6 @@ def rounded_to_bfloat16(x):
 
 
 @triton.jit
-def e4m3_or_nan(x):
-    """float32 as float8_e4m3fn, NaN where it is larger than what is rounded to the largest number, which the hardware makes of
-    it; four at a time. Comparisons apart from the conversions are more than there are predicates: they go to registers and
-    back."""
-    bits = tl.inline_asm_elementwise(
-        """{
-        .reg .pred beyond;
-        .reg .f32 a, b, c, d;
-        .reg .b16 low, high;
-        abs.f32 a, $1;
-        setp.gt.f32 beyond, a, 0f43E80000;
-        selp.f32 a, 0f7FFFFFFF, $1, beyond;
-        abs.f32 b, $2;
-        setp.gt.f32 beyond, b, 0f43E80000;
-        selp.f32 b, 0f7FFFFFFF, $2, beyond;
-        abs.f32 c, $3;
-        setp.gt.f32 beyond, c, 0f43E80000;
-        selp.f32 c, 0f7FFFFFFF, $3, beyond;
-        abs.f32 d, $4;
-        setp.gt.f32 beyond, d, 0f43E80000;
-        selp.f32 d, 0f7FFFFFFF, $4, beyond;
-        cvt.rn.satfinite.e4m3x2.f32 low, b, a;
-        cvt.rn.satfinite.e4m3x2.f32 high, d, c;
-        mov.b32 $0, {low, high};
-        }""",
-        "=r,f,f,f,f", [x], tl.uint8, True, 4,
-    )  # fmt: skip
-    return bits.to(tl.float8e4nv, bitcast=True)
-
-
-@triton.jit
 def finished(acc):
     """`acc` itself, of 32-bit numbers, once it is there. A Hopper GPU reads the left operand of an asynchronous multiplication
     out of registers while the program goes on, and neither Triton nor the assembler keeps these registers until it has

@@ -125,13 +125,7 @@ from kgen.templates.triton.device.functions import (
     tanh,
 )
 from kgen.templates.triton.device.integers import float_of_byte, multiply_halves
-from kgen.templates.triton.device.intrinsics import (
-    approximate_exp2,
-    approximate_reciprocal,
-    e4m3_or_nan,
-    finished,
-    rounded_to_bfloat16,
-)
+from kgen.templates.triton.device.intrinsics import approximate_exp2, approximate_reciprocal, finished, rounded_to_bfloat16
 from kgen.templates.triton.device.matmul import (
     add_rows,
     column_halves,
