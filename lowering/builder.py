@@ -21,8 +21,10 @@ from kgen.ir.values import Value
 from kgen.lowering.few_terms import are_cheap, are_few, are_last, combined
 from kgen.lowering.tensor import Tensor, axes, indices, is_empty, number_of, rounded
 
-# Up to so many elements rounds of maxima beat the library's partial sort (GPUs: docs/decisions/0031-rows-on-a-gpu.md).
+# Up to so many elements rounds of maxima beat the library's partial sort on a CPU; and on a GPU, of so many rows or more
+# (docs/decisions/0031-rows-on-a-gpu.md: others have not been measured).
 FASTER_TOP = 16
+FASTER_TOP_ON_GPU, MEASURED_ROWS = 8, 1024
 # Operands with more dimensions are not looked for in other orders of these.
 MOST_ORDERED = 4
 
@@ -53,9 +55,11 @@ class Builder:
         self.checked: set[Expr] = set()  # conditions that calls check at run time
         self._taken: dict[str, int] = {}
 
-    def finds_top(self, k: int) -> bool:
-        """Whether kernels find the `k` largest elements of rows, by default where they are faster."""
-        return self.top_k == "kernels" or (self.top_k == "auto" and k <= FASTER_TOP)
+    def finds_top(self, device: torch.device, k: int, rows: Expr) -> bool:
+        """Whether kernels find the `k` largest elements of rows, by default where they are known to be faster."""
+        if self.top_k != "auto" or not self.on_gpu(device):
+            return self.top_k == "kernels" or (self.top_k == "auto" and k <= FASTER_TOP)
+        return k <= FASTER_TOP_ON_GPU and (rows.as_int() or 0) >= MEASURED_ROWS
 
     def on_gpu(self, device: torch.device) -> bool:
         """Whether kernels on a device's tensors run on a GPU."""
