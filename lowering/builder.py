@@ -21,8 +21,10 @@ from kgen.ir.values import Value
 from kgen.lowering.few_terms import are_cheap, are_few, are_last, combined
 from kgen.lowering.tensor import Tensor, axes, indices, is_empty, number_of, rounded
 
-# Up to so many elements rounds of maxima beat the library's partial sort on a CPU.
+# Up to so many elements rounds of maxima beat the library's partial sort on a CPU; and on a GPU, of so many rows or more
+# (docs/decisions/0032-rows-on-a-gpu.md: others have not been measured).
 FASTER_TOP = 16
+FASTER_TOP_ON_GPU, MEASURED_ROWS = 8, 1024
 # Operands with more dimensions are not looked for in other orders of these.
 MOST_ORDERED = 4
 
@@ -47,15 +49,17 @@ class Builder:
         self.top_k = "auto"
         self.gpu_everywhere = False
         self.versions: dict[str, str] = {}
+        self.stored: dict[str, Value] = {}  # buffer -> the element that it was made of, over its axes
         self.placed: dict[tuple[Tensor, Sizes], Tensor] = {}  # operands stored with strides of their own
         self.copies: dict[Tensor, str] = {}  # of operands that are no views of buffers
         self.checked: set[Expr] = set()  # conditions that calls check at run time
         self._taken: dict[str, int] = {}
 
-    def finds_top(self, device: torch.device, k: int) -> bool:
-        """Whether kernels find the `k` largest elements of rows. By default the library does on a GPU, where nobody has
-        measured the kernels, and on a CPU where it is faster."""
-        return self.top_k == "kernels" or (self.top_k == "auto" and not self.on_gpu(device) and k <= FASTER_TOP)
+    def finds_top(self, device: torch.device, k: int, rows: Expr) -> bool:
+        """Whether kernels find the `k` largest elements of rows, by default where they are known to be faster."""
+        if self.top_k != "auto" or not self.on_gpu(device):
+            return self.top_k == "kernels" or (self.top_k == "auto" and k <= FASTER_TOP)
+        return k <= FASTER_TOP_ON_GPU and (rows.as_int() or 0) >= MEASURED_ROWS
 
     def on_gpu(self, device: torch.device) -> bool:
         """Whether kernels on a device's tensors run on a GPU."""
@@ -228,7 +232,18 @@ class Builder:
         out = self.buffer(tensor.sizes, tensor.dtype, tensor.device, stem)
         value = _anything(tensor.value) if is_empty(tensor.sizes) else tensor.value
         self.graph.nodes.append(ir.Pointwise(out.name, tensor.axes, value, self.origin))
+        self.stored[out.name] = value
         return self.load(out)
+
+    def made_of(self, tensor: Tensor) -> Value:
+        """The element of a tensor, also where it has been stored as it is, for what would rather compute it again. What it was
+        made of has to be there still."""
+        value = tensor.value
+        is_whole = value.op == "load" and not value.args and value.attr[1] == tensor.indices
+        if not is_whole or ops.compute_dtype(tensor.dtype) != tensor.dtype:
+            return value
+        made = self.stored.get(value.attr[0], value)
+        return value if any(load.attr[0] in self.versions for load in vs.loads([made])) else made
 
     def mutate(self, target: str, tensor: Tensor) -> Tensor:
         """``copy_``: overwrites buffer `target` (its newest version) with `tensor`, and returns the new version."""

@@ -16,6 +16,7 @@ from kgen.ir.index import Expr
 from kgen.ir.values import Value
 from kgen.lowering.builder import Builder
 from kgen.lowering.fallback import Refused
+from kgen.lowering.one_hot import one_hot_sum
 from kgen.lowering.pointwise import Operand, narrowed, number, pointwise
 from kgen.lowering.pointwise import extreme as pairwise
 from kgen.lowering.tensor import Tensor, convert, reindex
@@ -95,7 +96,9 @@ def total(b: Builder, x: Tensor, dim: Dims = None, keepdim: bool = False, *, dty
     x = as_summand(x, dtype)
     if x.dtype is torch.bool:
         return _truth(b, "any", x, dims_of(x, dim), keepdim)
-    return reduce(b, "sum", x, dims_of(x, dim), keepdim)
+    dims = dims_of(x, dim)
+    picked = one_hot_sum(b, x, dims)
+    return reduce(b, "sum", x, dims, keepdim) if picked is None else drop(picked, dims, keepdim)
 
 
 def product(b: Builder, x: Tensor, dim: Dims = None, keepdim: bool = False, *, dtype: torch.dtype | None = None) -> Tensor:

@@ -48,7 +48,7 @@ def top_k(b: Builder, x: Tensor, k: int, dim: int = -1, largest: bool = True, so
     length = x.sizes[dim].as_int() if x.rank else None
     if length is None or x.dtype not in RANKED or not isinstance(k, int) or not 0 < k <= min(MAX_K, length):
         raise Refused("sort-like: a type, a length or a number of elements that kernels do not cover")
-    if not b.finds_top(x.device, k):
+    if not b.finds_top(x.device, k, ix.product(size for n, size in enumerate(x.sizes) if n != dim)):
         raise Refused("sort-like: the library is taken to be faster, or kernels are off")
     rows = _along_last(rounded(reuse(b, x)), dim)
     found = _direct(b, rows, k, largest) if length <= MAX_DIRECT else _grouped(b, rows, length, k, largest)

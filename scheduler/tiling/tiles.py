@@ -35,6 +35,8 @@ from kgen.scheduler.tiling.loops import (
 
 # A tile pays on both axes only where each is at least this long.
 MIN_TILE = 16
+# Of how many points of a row one may be left unused.
+LEAST_WASTE = 8
 # Streams of what is read that one run of what is stored may have.
 MOST_STREAMS = 64
 # Bytes that a thread moves at once, and threads of a program of a pointwise kernel.
@@ -55,6 +57,9 @@ SEQUENCE_WARPS, SEQUENCE_ROW, SEQUENCE_POINTS = 16, 4096, 16384
 # Points that a program of a reduction holds at once.
 REDUCTION_POINTS = 4096
 MAX_WARPS = 32
+# Warps of a program that walks a row, and points of a step for each warp of one that walks it again: the more warps, the fewer
+# programs run side by side, and the more of their rows L2 holds (docs/decisions/0032-rows-on-a-gpu.md).
+WALKING_WARPS, AGAIN_WARP = 8, 512
 # Neighbouring columns that a program reduces: whole cache lines of 16-bit numbers; and the fewest, where that makes more
 # programs of few columns: whole sectors. And points of such a tile: with twice as many, statistics of images take 1.2 times as
 # long (H100, 2026-11-26).
@@ -122,7 +127,9 @@ def choose_tiles(kernel: Kernel, graph: ir.Graph, sizes: Sizes, gpu: Gpu, reorde
     slow = _second_axis(kernel, touches, sizes) if reorder else None
     if slow is None:
         kernel = _stored_in_runs(kernel, touches, sizes) if reorder else kernel
-        return Tiling(kernel, kernel.outer, (), _pointwise_blocks(kernel, graph, sizes, gpu), True, wide)
+        blocks = _pointwise_blocks(kernel, graph, sizes, gpu)
+        rows = kernel.outer[:-1] if _has_row_values(kernel, touches, blocks.x, sizes) else ()
+        return Tiling(kernel, kernel.outer[len(rows) :], rows, blocks, True, wide)
     y = (*(v for v in kernel.outer[:-1] if v is not slow), slow)
     blocks = _plane_blocks(kernel.outer[-1], slow, sizes)
     return Tiling(kernel, kernel.outer[-1:], y, blocks, True, wide)
@@ -165,6 +172,8 @@ def _in_sequence(tiling: Tiling, sizes: Sizes) -> Tiling:
 def _of_member(tiling: Tiling, graph: ir.Graph, sizes: Sizes) -> Tiling:
     """The tiling of a kernel that runs beside others: all have one number of warps, and few kinds of tiles."""
     kernel, blocks = tiling.kernel, tiling.blocks
+    if tiling.y and blocks.y == 1:  # rows: members share bodies of points
+        tiling = replace(tiling, x=kernel.outer, y=())
     if tiling.y or tiling.group > 1:
         return tiling
     if not kernel.inner:
@@ -230,6 +239,20 @@ def _second_axis(kernel: Kernel, touches: list[Touch], sizes: Sizes) -> Var | No
     return max(weights, key=lambda v: weights[v]) if weights else None
 
 
+def _has_row_values(kernel: Kernel, touches: list[Touch], block: int, sizes: Sizes) -> bool:
+    """Whether programs had better not cross the ends of rows, along the last loop: what belongs to a row is then made once in a
+    program and not at each point, and no point divides to find its row. Rows begin at whole vectors and end where few points of
+    a program are beyond."""
+    if len(kernel.outer) < 2:
+        return False
+    fast, rest = kernel.outer[-1], set(kernel.outer[:-1])
+    length = sizes.of(fast.extent)
+    if fast.extent.as_int() is None or length % (block // THREADS or 1) or LEAST_WASTE * (-length % block) > length:
+        return False
+    found = (ix.free_atoms(t.offset) for t in touches)
+    return any(rest & atoms and fast not in atoms for atoms in found)
+
+
 def _stored_in_runs(kernel: Kernel, touches: list[Touch], sizes: Sizes) -> Kernel:
     """With the loops innermost, too short for tiles, that make one run of all that is stored, such as the taps of filters. Else
     each thread stores into a sector of its own. What is read in as many streams stays in the L1 cache meanwhile."""
@@ -286,7 +309,8 @@ def _is_run_from_data(load: Value, fast: Var, sizes: Sizes) -> bool:
 
 
 def _touched(kernel: Kernel, graph: ir.Graph) -> set[str]:
-    found = {load.attr[0] for s in kernel.statements for load in vs.loads(s.roots)}
+    made = {o for s in kernel.statements for o in s.outs}
+    found = {load.attr[0] for s in kernel.statements for load in vs.loads(s.roots)} - made
     found.update(o for s in kernel.statements for o, stored in zip(s.outs, s.stored, strict=True) if stored)
     return {n for n in found if n in graph.buffers}
 
@@ -318,7 +342,7 @@ def _reduction(kernel: Kernel, touches: list[Touch], sizes: Sizes, gpu: Gpu, wid
         # a row that is walked again should still be in the L2 cache then: few rows at a time, many threads to each
         again = kernel.sections > 1
         r = _step(length, (4 if again else 2) * REDUCTION_POINTS)
-        blocks = Blocks(x=1, r=r, warps=MAX_WARPS if again and r > 2 * REDUCTION_POINTS else 8)
+        blocks = Blocks(x=1, r=r, warps=max(WALKING_WARPS, r // AGAIN_WARP) if again else WALKING_WARPS)
     return Tiling(kernel, kernel.outer, (), blocks, whole, wide)
 
 

@@ -12,7 +12,7 @@ from kgen.ir import index as ix
 from kgen.ir import nodes as ir
 from kgen.ir import ops
 from kgen.ir import values as vs
-from kgen.ir.index import Expr
+from kgen.ir.index import Atom, Expr
 from kgen.ir.plan import Statement, Tiling
 from kgen.ir.values import Value
 from kgen.templates.triton.codegen.online_softmax import Rescaled, rescaled_sums
@@ -22,7 +22,7 @@ from kgen.templates.triton.codegen.rng_blocks import of_adjacent
 from kgen.templates.triton.codegen.table import NO_INDEX, REDUCE, SCAN, TRITON_TYPES, literal
 
 PAIRS = ("argmax", "argmin")
-# Columns that share a running maximum: as many as a thread loads of 16-bit numbers at once.
+# Columns that share a running maximum, or a number that they all load: as many as a thread loads of 16-bit numbers at once.
 RUN = 8
 
 
@@ -58,6 +58,8 @@ class Emitter(PointEmitter):
         self.columns: list[tuple[Statement, str]] = []  # with their accumulators
         self.reduced: dict[tuple[str, Value, Expr | None], list[str]] = {}  # results of folds of full rows
         self.online_softmax: dict[str, Rescaled] = {}
+        self.current, self.passes = -1, dict[Value, list[int]]()  # the section under way; those that load a value of the row
+        self.runs, self.run_variables = False, set[Atom]()  # whether texts are of the first points of runs, and what they name
         self._masked = self._ragged()
 
     # ---- driver -----------------------------------------------------------------------------------------------------
@@ -72,6 +74,7 @@ class Emitter(PointEmitter):
             if s.section < 0:
                 self._outer_statement(s)
         head, self.outer.lines = self.outer.lines, []
+        self.passes = self._passes_of_loads(statements)
         made = [self._section([s for s in statements if s.section == number]) for number in sections]
         stored: set[str] = set()
         for number, section in zip(sections, made, strict=True):
@@ -80,8 +83,64 @@ class Emitter(PointEmitter):
             stored.update(o for s in mine for o, kept in zip(s.outs, s.stored, strict=True) if kept)
         return head, made
 
+    def _passes_of_loads(self, statements: list[Statement]) -> dict[Value, list[int]]:
+        """Which sections load what of a row that is walked several times; nothing of other kernels."""
+        found: dict[Value, list[int]] = {}
+        if not self.looped or self.tiling.blocks.x > 1:
+            return found
+        inner = set(self.kernel.inner)
+        for s in statements:
+            pair = self.online_softmax.get(s.outs[0])
+            roots = s.roots if pair is None else [pair.exponent, *([] if pair.weight is None else [pair.weight])]
+            for load in vs.loads(roots) if s.inner else ():
+                passes = found.setdefault(load, [])
+                if inner & load.variables() and s.section not in passes:
+                    passes.append(s.section)
+        return {load: passes for load, passes in found.items() if len(passes) > 1}
+
+    def _load(self, value: Value) -> str:
+        """What is the same along runs of a row, as the weight of a channel in all of its pixels, is loaded once for each."""
+        if not self._has_runs(value):
+            return super()._load(value)
+        self.runs = True
+        text = super()._load(value)
+        self.runs = False
+        return f"lib.to_points({text}, {RUN})"
+
+    def _has_runs(self, value: Value) -> bool:
+        """Whether an element belongs to whole runs along the inner loops: it is the same along the fastest one."""
+        if len(self.kernel.inner) < 2 or value.args or self.tiling.blocks.r % RUN:
+            return False
+        atoms, fast = ix.free_atoms(value.attr[1][0]), self.kernel.inner[-1]
+        if fast in atoms or any(isinstance(atom, ix.Indirect) for atom in atoms):
+            return False
+        return ix.mod(fast.extent, RUN) == 0 and any(v in atoms for v in self.kernel.inner)
+
+    def _variable(self, atom: Atom) -> str:
+        if not self.runs or self.axis_of.get(atom) != "r":
+            return super()._variable(atom)
+        self.run_variables.add(atom)
+        assert isinstance(atom, ix.Var)
+        return f"{atom.name}_run"
+
+    def inside(self, axis: str) -> str:
+        return "in_r_run" if self.runs and axis == "r" else super().inside(axis)
+
+    def _load_caching(self, value: Value) -> str:
+        """A row that is walked again should be in the L2 cache until its last walk."""
+        passes = self.passes.get(value)
+        if passes is None:
+            return ""
+        return f', eviction_policy="{"evict_first" if self.current == max(passes) else "evict_last"}"'
+
+    def _store_caching(self, out: str) -> str:
+        """Nor should what is stored meanwhile push it out."""
+        read = any(load.attr[0] == out for s in self.kernel.statements for load in vs.loads(s.roots))
+        return ', eviction_policy="evict_first"' if self.passes and "r" in self.level and not read else ""
+
     def _section(self, statements: list[Statement]) -> Section:
         out = Section()
+        self.current = statements[0].section
         if self.looped:
             self.inner, self.inner_locals = Scope(), set()
             self._axes.clear()  # what was a name in the last walk may be a load in this one

@@ -113,7 +113,7 @@ class PointEmitter:
         """Stores a value that differs along `axes`, by default along all of the level."""
         at = self._place(out, offset, self.level)
         value = self._narrowed(name, self.graph.buffers[out].dtype)
-        self._line(f"tl.store({at}, {value}{self._mask_argument(self.level)})")
+        self._line(f"tl.store({at}, {value}{self._mask_argument(self.level)}{self._store_caching(out)})")
 
     def _narrowed(self, name: str, dtype: torch.dtype) -> str:
         """A value as what is in memory."""
@@ -242,9 +242,17 @@ class PointEmitter:
             return f"tl.full({self._shape(level)}, 0, {TRITON_TYPES[wide].compute})"
         mask = self._mask_argument(level)
         other = ", other=0" if self.guard else ""
-        text = f"tl.load({self._place(name, offset, level)}{mask}{other})"
+        text = f"tl.load({self._place(name, offset, level)}{mask}{other}{self._load_caching(value)})"
         self.guard = saved
         return text if wide == dtype else WIDEN.format(text, type=TRITON_TYPES[wide].compute)
+
+    def _load_caching(self, value: Value) -> str:
+        """What the L2 cache is told of a load, as a further argument."""
+        return ""
+
+    def _store_caching(self, out: str) -> str:
+        """What it is told of what is stored."""
+        return ""
 
     # ---- addresses and masks -------------------------------------------------------------------------------------------------
 

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Container
 from dataclasses import dataclass
 
 from kgen.ir import index as ix
-from kgen.ir.index import Expr, Var
+from kgen.ir.index import Atom, Expr, Var
 from kgen.ir.plan import Tiling
 from kgen.rendered.gpu_kernel import TritonKernel
 from kgen.rendered.kernel_call import KernelCall
@@ -13,7 +14,7 @@ from kgen.templates.contract import Config, knob, template
 from kgen.templates.loop_contract import LoopKernel, LoopProblem, LoopTemplate, loops
 from kgen.templates.loop_slots import SectionSlot, TritonColumns, TritonPoints, TritonRows
 from kgen.templates.render import canonical_text, clean, lines, render_slots, source_lines
-from kgen.templates.triton.codegen.emit import Emitter, Section
+from kgen.templates.triton.codegen.emit import RUN, Emitter, Section
 from kgen.templates.triton.codegen.launch import aligned, compile_options
 from kgen.templates.triton.codegen.table import TRITON_TYPES
 
@@ -201,7 +202,18 @@ def program_axes(tiling: Tiling, emitter: Emitter, number: str = "tl.program_id(
 
 def _inner_axis(tiling: Tiling, emitter: Emitter) -> list[str]:
     start = "0" if tiling.persistent else "start"
-    return _axis("r", tiling.kernel.inner, start, "[None, :]", tiling, emitter)
+    return [*_axis("r", tiling.kernel.inner, start, "[None, :]", tiling, emitter), *_runs(start, tiling, emitter)]
+
+
+def _runs(start: str, tiling: Tiling, emitter: Emitter) -> list[str]:
+    """The first points of runs along a row, where something is loaded once for each."""
+    if not emitter.run_variables:
+        return []
+    begin, wide = "" if start == "0" else f"{start} + ", ".to(tl.int64)" if tiling.wide else ""
+    made = [f"ri_run = {begin}tl.arange(0, RBLOCK // {RUN}){wide}[None, :] * {RUN}"]
+    if "r" in emitter.masked():
+        made.append(f"in_r_run = ri_run < {emitter.text(ix.product(v.extent for v in tiling.kernel.inner))}")
+    return [*made, *_loop_variables("ri_run", tiling.kernel.inner, emitter.run_variables, "_run", emitter)]
 
 
 def _axis(letter: str, loops: tuple[Var, ...], start: str, tail: str, tiling: Tiling, emitter: Emitter) -> list[str]:
@@ -211,12 +223,17 @@ def _axis(letter: str, loops: tuple[Var, ...], start: str, tail: str, tiling: Ti
     lines = [f"{index} = {begin}tl.arange(0, {letter.upper()}BLOCK){wide}{tail}"]
     if letter in emitter.masked():
         lines.append(f"in_{letter} = {index} < {emitter.text(ix.product(v.extent for v in loops))}")
-    divisor = ix.ONE
+    return lines + _loop_variables(index, loops, emitter.variables, "", emitter)
+
+
+def _loop_variables(index: str, loops: tuple[Var, ...], named: Container[Atom], suffix: str, emitter: Emitter) -> list[str]:
+    """The loops' variables that some text names, from their common index."""
+    lines, divisor = [], ix.ONE
     for v in reversed(loops):
-        if v in emitter.variables:
+        if v in named:
             quotient = index if divisor == 1 else f"({index} // ({emitter.text(divisor)}))"
             rest = "" if v is loops[0] else f" % ({emitter.text(v.extent)})"
-            lines.append(f"{v.name} = {quotient}{rest}")
+            lines.append(f"{v.name}{suffix} = {quotient}{rest}")
         divisor = divisor * v.extent
     return lines
 

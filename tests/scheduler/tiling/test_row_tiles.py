@@ -1,0 +1,46 @@
+"""Elementwise kernels on a GPU whose programs do not cross the ends of rows."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import Tensor
+
+from kgen.device import Gpu
+from kgen.ir.plan import Kernel, Schedule, Tiling
+from kgen.ir.sizes import Sizes
+from kgen.scheduler import choose_tiles
+from tests.gpu_graphs import run
+from tests.scheduler.selection.test_safe_choices import planned
+
+
+def tilings(plan: Schedule, gpu: Gpu | None = None) -> list[Tiling]:
+    kernels = [step for step in plan.kernels if isinstance(step, Kernel)]
+    return [choose_tiles(kernel, plan.graph, Sizes({}), gpu or Gpu()) for kernel in kernels]
+
+
+def minus_row(x: Tensor, row: Tensor) -> Tensor:
+    return (x - row[:, None]).exp()
+
+
+@pytest.mark.parametrize(
+    ("rows", "columns", "apart"),
+    [(64, 8192, True), (64, 8184, True), (64, 8191, False), (4096, 64, False), (64, 1100, False)],
+    ids=["whole", "ragged", "unaligned", "short", "wasteful"],
+)
+def test_programs_keep_to_rows(rows: int, columns: int, apart: bool) -> None:
+    """Where few of a program's points are beyond the end of a row, and rows begin at whole vectors."""
+    [tiling] = tilings(planned(minus_row, torch.randn(rows, columns), torch.randn(rows)))
+    assert (tiling.blocks.y, bool(tiling.y)) == (1, apart)
+    assert tiling.x[-1].extent.as_int() in (columns, rows * columns)
+
+
+def test_what_belongs_to_columns_needs_no_rows() -> None:
+    [tiling] = tilings(planned(lambda x, b: x + b, torch.randn(64, 8192), torch.randn(8192)))
+    assert not tiling.y
+
+
+@pytest.mark.interpret
+@pytest.mark.parametrize("columns", [1024, 1000])
+def test_values_of_rows(columns: int) -> None:
+    assert run(minus_row, torch.randn(3, columns), torch.randn(3), gpu_interpreter=True).kinds == {"plane"}
