@@ -74,6 +74,7 @@ class Options(TypedDict, total=False):
     debug_info: bool
     strict: bool
     compile_seconds: float
+    lazy_backward: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,6 +135,9 @@ class Config:
     With `strict`, a kernel that cannot be built or loaded, or an error of kgen's own, raises; by default PyTorch's operators
     take over, with a warning (docs/failures.md). `compile_seconds` is the time that a compiler may take for one source; 0 is no
     limit.
+
+    On a GPU, backward graphs of static sizes are planned while kernels of forward are compiled. With `lazy_backward` that waits
+    for the first backward call: a program that never makes one compiles sooner.
     """
 
     mode: str = "default"
@@ -172,6 +176,7 @@ class Config:
     debug_info: bool = False
     strict: bool = False
     compile_seconds: float = 600.0
+    lazy_backward: bool = False
 
     @property
     def autotune(self) -> bool:
