@@ -136,8 +136,8 @@ class Config:
     take over, with a warning (docs/failures.md). `compile_seconds` is the time that a compiler may take for one source; 0 is no
     limit.
 
-    On a GPU, backward graphs of static sizes are planned while kernels of forward are compiled. With `lazy_backward` that waits
-    for the first backward call: a program that never makes one compiles sooner.
+    Backward graphs are compiled at the first backward call. Without `lazy_backward`, those of static sizes on a GPU are planned
+    while kernels of forward are compiled: a training step compiles sooner, a program that never calls backward later.
     """
 
     mode: str = "default"
@@ -176,7 +176,7 @@ class Config:
     debug_info: bool = False
     strict: bool = False
     compile_seconds: float = 600.0
-    lazy_backward: bool = False
+    lazy_backward: bool = True
 
     @property
     def autotune(self) -> bool:

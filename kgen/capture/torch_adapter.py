@@ -174,8 +174,9 @@ def _aot_settings(cache_key: Any | None, *, early_backward: bool) -> Iterator[No
         "unlift_effect_tokens": True,
         # donated buffers would forbid backward(retain_graph=True), which eager allows
         "donated_buffer": False,
-        "force_non_lazy_backward_lowering": early_backward,
     }
+    if early_backward:  # else as the user has set it
+        functorch_settings["force_non_lazy_backward_lowering"] = True
     with ExitStack() as stack:
         stack.enter_context(functorch_config.patch(functorch_settings))
         if cache_key is not None:

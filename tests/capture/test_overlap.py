@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import pytest
@@ -11,6 +10,7 @@ import torch
 from torch import Tensor
 
 from kgen import backend, errors
+from kgen import config as kgen_config
 from kgen.backend import STAGES
 from kgen.counters import counters
 from kgen.unusable import Unusable
@@ -22,11 +22,13 @@ Step = tuple[str, str]
 
 
 @pytest.fixture
-def early(monkeypatch: pytest.MonkeyPatch) -> None:
-    """As on a GPU."""
+def early(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """As on a GPU, with the option."""
     monkeypatch.setattr(backend, "plans_backward_early", lambda _gm, config: not config.lazy_backward)
     torch._dynamo.reset()
     counters.reset()
+    with kgen_config.override(lazy_backward=False):
+        yield
 
 
 def model(x: Tensor, w: Tensor) -> Tensor:
@@ -45,6 +47,13 @@ def check(size: int, **options: Any) -> Tensor:
     result = torch.compile(model, backend="kgen", options=options)(*args)
     torch.testing.assert_close(torch.autograd.grad(result, args), want)
     return result
+
+
+def test_by_default_backward_waits_for_its_first_call(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(backend.torch_adapter, "uses_cuda", lambda _: True)
+    config = backend.configuration.from_call()
+    assert config.lazy_backward
+    assert not backend.plans_backward_early(torch.fx.symbolic_trace(lambda x: x + 1), config)
 
 
 def watch(monkeypatch: pytest.MonkeyPatch, problems: Mapping[Step, list[Exception]] | None = None) -> list[Step]:
@@ -137,9 +146,9 @@ def test_a_dynamic_graph_is_compiled_as_it_was(monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.setattr(backend.torch_adapter, "uses_cuda", lambda _: True)
     inner = backend.plans_backward_early
     monkeypatch.setattr(backend, "plans_backward_early", lambda gm, config: seen.append(inner(gm, config)))
-    config = replace(backend.configuration.from_call(), cache=False)
+    options = {"cache": False, "lazy_backward": False}
     for dynamic, grad in ((False, True), (True, True), (False, False)):
         torch._dynamo.reset()
         with torch.set_grad_enabled(grad):
-            torch.compile(model, backend="kgen", dynamic=dynamic, options={"cache": config.cache})(*arguments(107))
+            torch.compile(model, backend="kgen", dynamic=dynamic, options=options)(*arguments(107))
     assert seen == [True, False, False]
