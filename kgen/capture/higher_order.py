@@ -11,7 +11,7 @@ from __future__ import annotations
 import itertools
 import math
 import operator
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Hashable, Iterator, Mapping
 from typing import Any
 
 import torch
@@ -21,6 +21,7 @@ from torch._higher_order_ops.flex_attention import (
     sdpa_dense,
     sdpa_dense_backward,
 )
+from torch._subclasses.fake_tensor import FakeTensor
 from torch.fx import GraphModule, Node
 from torch.fx.experimental.proxy_tensor import make_fx
 from torch.fx.node import map_arg
@@ -50,8 +51,9 @@ def expand(gm: GraphModule, meanings: Mapping[Any, Callable[..., Any]] = MEANING
     graph, copies = torch.fx.Graph(), dict[Node, Node]()
     graph.output(graph.graph_copy(gm.graph, copies)).meta = dict(gm.graph.output_node().meta)
     made = GraphModule(gm, graph)
+    known: dict[Hashable, GraphModule] = {}
     for node in found:
-        _Expansion(made, copies[node], meanings[node.target]).run()
+        _Expansion(made, copies[node], meanings[node.target], known).run()
     made.graph.eliminate_dead_code()
     made.graph.lint()
     made.recompile()
@@ -63,10 +65,11 @@ class NoMeaning(Exception):
 
 
 class _Expansion:
-    """The replacement of one node."""
+    """The replacement of one node. `known` are traced meanings: equal layers have equal ones, and tracing one takes as long
+    as compiling what comes of it."""
 
-    def __init__(self, gm: GraphModule, node: Node, meaning: Callable[..., Any]) -> None:
-        self.gm, self.graph, self.node, self.meaning = gm, gm.graph, node, meaning
+    def __init__(self, gm: GraphModule, node: Node, meaning: Callable[..., Any], known: dict[Hashable, GraphModule]) -> None:
+        self.gm, self.graph, self.node, self.meaning, self.known = gm, gm.graph, node, meaning, known
 
     def run(self) -> None:
         flat, spec = pytree.tree_flatten((self.node.args, self.node.kwargs))
@@ -74,7 +77,7 @@ class _Expansion:
             dict.fromkeys(arg for arg in flat if isinstance(arg, Node) and not isinstance(self._value(arg), GraphModule))
         )
         try:
-            traced = self._traced(flat, spec, given)
+            traced = self._memoised(flat, spec, given)
         except NoMeaning:
             return
         with self.graph.inserting_before(self.node):
@@ -83,6 +86,27 @@ class _Expansion:
 
     def _value(self, node: Node) -> Any:
         return operator.attrgetter(str(node.target))(self.gm) if node.op == "get_attr" else node.meta["val"]
+
+    def _memoised(self, flat: list[Any], spec: Any, given: list[Node]) -> GraphModule:
+        key = self._key(flat, spec, given)
+        if key is None:
+            return self._traced(flat, spec, given)
+        if key not in self.known:
+            self.known[key] = self._traced(flat, spec, given)
+        return self.known[key]
+
+    def _key(self, flat: list[Any], spec: Any, given: list[Node]) -> Hashable | None:
+        """Equal for nodes with one traced meaning. None where that may depend on more than static tensors and plain numbers."""
+        values = [self._value(node) for node in given]
+        positions = {node: k for k, node in enumerate(given)}
+        bodies = any(isinstance(arg, Node) and arg not in positions for arg in flat)
+        if bodies or self.node.target in MEANINGS or not all(map(_is_static, values)):
+            return None
+        tensors = tuple((v.shape, v.stride(), v.storage_offset(), v.dtype, v.device, v.requires_grad) for v in values)
+        arguments = [(Node, positions[arg]) if isinstance(arg, Node) else (type(arg), arg) for arg in flat]
+        if not all(one is Node or issubclass(one, _PLAIN) for one, _ in arguments):
+            return None
+        return self.node.target, repr(spec), tuple(arguments), tensors
 
     def _traced(self, flat: list[Any], spec: Any, given: list[Node]) -> GraphModule:
         """The meaning as a graph of functional aten operators, a function of the values of `given`."""
@@ -145,6 +169,15 @@ class _Expansion:
             else:  # a tuple, or what nobody reads
                 self._replace(user, result)
         self.graph.erase_node(node)
+
+
+_PLAIN = (int, float, str, torch.dtype, torch.device, type(None))
+
+
+def _is_static(value: Any) -> bool:
+    if not isinstance(value, FakeTensor) or value.layout != torch.strided:
+        return False
+    return all(isinstance(n, int) for n in (*value.shape, *value.stride(), value.storage_offset()))
 
 
 def _without_empty_rows(gm: GraphModule) -> GraphModule:

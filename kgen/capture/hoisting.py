@@ -101,12 +101,12 @@ def _batches(writer: Writer, repeat: Repeat, matmuls: Sequence[int], steps: set[
 
 def _free_matmuls(writer: Writer, repeat: Repeat) -> tuple[list[int], set[int]]:
     """Positions of matmuls that depend on no carried value, and of all steps that these depend on. Raises Refused."""
+    refused = Refused("no matmul of a large matrix depends on no carried value")
+    if not _large_matmuls(repeat, frozenset()):  # else all steps are run, to find out what they write
+        raise refused
     buffers = Buffers(writer, repeat)
-    free = free_steps(repeat.steps, buffers.touched)
     found, needed = list[int](), set[int]()
-    for position in sorted(free):
-        if not _is_matmul(repeat.steps[position].nodes[0]) or not _reads_large(repeat.steps[position].nodes):
-            continue
+    for position in _large_matmuls(repeat, buffers.touched):
         below = depended_on(repeat.steps, {position})
         steps = [repeat.steps[k] for k in below]
         nodes = [one for step in steps for node in step.nodes for one in (node, *node.all_input_nodes)]
@@ -114,8 +114,14 @@ def _free_matmuls(writer: Writer, repeat: Repeat) -> tuple[list[int], set[int]]:
             found.append(position)
             needed |= below
     if not found:
-        raise Refused("no matmul of a large matrix depends on no carried value")
+        raise refused
     return found, needed
+
+
+def _large_matmuls(repeat: Repeat, touched: frozenset[int]) -> list[int]:
+    """Positions of matmuls of a large matrix that depend on no carried value. Steps that are `touched` do."""
+    nodes = ((position, repeat.steps[position].nodes) for position in sorted(free_steps(repeat.steps, touched)))
+    return [position for position, own in nodes if _is_matmul(own[0]) and _reads_large(own)]
 
 
 def _check_layouts(repeat: Repeat, matmuls: Sequence[int], rows: Sequence[Sequence[Node]]) -> None:

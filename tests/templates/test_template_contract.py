@@ -6,6 +6,7 @@ import os
 import subprocess
 import sys
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -17,7 +18,7 @@ import kgen
 from kgen import errors
 from kgen.only import only
 from kgen.scheduler import Options
-from kgen.templates import registry
+from kgen.templates import contract, registry
 from kgen.testing import Case, Outcome, Spec, cases, check_template
 from kgen.testing.cases import plain
 from kgen.testing.compare import compare
@@ -32,6 +33,20 @@ def author(tmp_path: Path) -> Iterator[Author]:
     yield made
     for name in made.names:
         registry.remove(name)
+
+
+@pytest.mark.parametrize("template", registry.every(), ids=lambda one: one.name)
+def test_built_in_files_fit_their_classes(template: contract.Template) -> None:
+    """Importing kgen's own templates does not parse them."""
+    contract.check_file(template, contract.members_of(type(template.author)), ValueError)
+
+
+def test_a_built_in_file_that_does_not_fit_is_found(tmp_path: Path) -> None:
+    template = registry.find("triton_matmul")
+    broken = tmp_path / template.source.name
+    broken.write_text(template.source.read_text().replace("C.store", "C.stored"))
+    with pytest.raises(ValueError, match="never"):
+        contract.check_file(replace(template, source=broken), contract.members_of(type(template.author)), ValueError)
 
 
 class Author:
@@ -489,7 +504,7 @@ def test_an_operator_is_no_sum_to_be_cut(author):
 
 USER = """
 import torch, acme.matmul, kgen
-from kgen.templates import registry
+from kgen.templates import contract, registry
 from kgen.testing import cases, check_template
 from kgen.verdict import Outcome, Reason
 
