@@ -1,8 +1,8 @@
-"""oneDNN's calls that compute a convolution together with what one node makes of it: an activation, or a sum with a tensor of the
-same size.
+"""oneDNN's calls that compute a convolution together with what one node makes of it: an activation, or a sum with a tensor of
+the same size.
 
-As in `lowering/fused_calls.py`, a node has such a form if its value is the one that the rules of the operators build. A relu and
-other functions that clamp are left out: oneDNN makes zeros of NaNs there, and hides from the user that a network has diverged.
+As in `lowering/fused_calls.py`, a node has such a form if its value is the one that the rules of the operators build. Relus and
+other functions that clamp are left out: oneDNN makes zeros of NaNs there, and hides that a network has diverged.
 """
 
 from __future__ import annotations

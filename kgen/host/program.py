@@ -75,8 +75,8 @@ class InputTensor:
     strides unchecked (a stride is never checked where the size is 1 or the tensor is empty). `binds` are (register, "size" or
     "stride", dim).
 
-    `passed_on`: of whatever type, on whatever device. `mutated`: some step writes its elements. `aligned`: a kernel needs the data at a multiple
-    of 16 bytes. A misaligned tensor is copied for the time of the call, and copied back when mutated."""
+    `passed_on`: of whatever type, on whatever device. `mutated`: some step writes its elements. `aligned`: a kernel needs the
+    data at a multiple of 16 bytes. A misaligned tensor is copied for the time of the call, and copied back when mutated."""
 
     slot: int
     dtype: torch.dtype

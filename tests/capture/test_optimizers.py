@@ -86,16 +86,16 @@ def test_clipping_and_step_are_few_kernels() -> None:
 
 def test_many_parts_of_one_operator_are_traced_back_a_fixed_number_of_times(monkeypatch: pytest.MonkeyPatch) -> None:
     """A cat has as many nodes as the list has tensors, and each reaches as many inputs: a walk for each would be quadratic."""
-    walks: list[int] = []
+    calls_made: list[int] = []
     reached = operators._reached
-    monkeypatch.setattr(operators, "_reached", lambda *given: walks.append(1) or reached(*given))
+    monkeypatch.setattr(operators, "_reached", lambda *given: calls_made.append(1) or reached(*given))
 
     def count(tensors: int) -> int:
         torch._dynamo.reset()
-        walks.clear()
+        calls_made.clear()
         sources = [torch.randn(5 + k) for k in range(tensors)]
         torch.compile(torch.cat, backend="kgen")(sources)
-        return len(walks)
+        return len(calls_made)
 
     assert 0 < count(30) == count(3)
 
