@@ -106,3 +106,18 @@ def test_a_deviation_does_not_overflow_where_its_square_does(dtype: str) -> None
     numbers = f"(randn(1, 4, 30) * torch.tensor([[1e30], [1e-3], [1e18], [1.0]])).to({dtype})"
     agrees(f"out = [{made}]", b0=numbers)
     agrees("out = [x0.std(1)]", b0="randn(1, 3, 5)", gradients=True)
+
+
+@pytest.mark.parametrize(("dtype", "seed"), [("bf16", 81612), ("f32", 31703)])
+def test_a_branch_that_cancels(dtype: str, seed: int) -> None:
+    """Eager's own runs vary inside of the branch as well."""
+    agrees(
+        "out = [torch.cond(x0.sum() > 0, lambda t: t.sin() + 1, lambda t: t * 1, (x0.clone(),))]",
+        b0=f"randn({seed}, 4, 4).to({dtype})",
+    )
+
+
+def test_attention_of_nans_is_what_its_definition_makes() -> None:
+    """Eager's fast kernel makes 0 of a row whose scores are NaN."""
+    lines = "q = x0.reshape(1, 2, 2, -1)\n    out = [F.scaled_dot_product_attention(q, q.flip(2), q, is_causal=True)]"
+    agrees(lines.replace("\n    ", "\n"), b0="sprinkled(79024, randn(79023, 8, 8, 1), 3e-1, -0.0, float('nan'))")
