@@ -32,8 +32,11 @@ def strides_of(b: Builder, value: torch.Tensor, node: Node) -> Sizes:
 
 def store_with(tensor: Tensor, wanted: Sizes | None, copy: Callable[[Tensor], Tensor], b: Builder) -> Tensor:
     """The tensor in a buffer that `copy` makes, with strides `wanted` where they can be had: gaps stay gaps, and along a
-    dimension of stride 0 one element is stored."""
+    dimension of stride 0 one element is stored. Tracing may promise such a dimension to a tensor whose elements differ along it
+    (torch 2.11: a slice written into an expanded tensor): that gets no stride of 0."""
     repeated = [k for k, s in enumerate(wanted or ()) if s == 0 and tensor.sizes[k] != 1]
+    if not tensor.value.variables().isdisjoint(tensor.axes[k] for k in repeated):
+        return copy(tensor)
     kept = without(tensor.sizes, repeated)
     first = vs.substitute(tensor.value, {tensor.axes[k]: ix.ZERO for k in repeated})
     made = copy(replace(tensor, sizes=kept, value=first))

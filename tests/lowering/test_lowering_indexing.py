@@ -7,11 +7,14 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
-from op_case import Case, check, tensor
+from op_case import Case, capture, check, tensor
 from op_table_indexing import CASES
 
 from kgen.ir import index as ix
 from kgen.ir import nodes as ir
+from kgen.ir.verify import verify
+from kgen.lowering import LoweringContext, lower
+from kgen.reference.evaluate import evaluate_graph
 
 # Indexing moves elements: the first types of each operator stand for the others.
 MOVED = 2
@@ -52,6 +55,21 @@ def test_convolution_is_a_contraction(
     inputs = [tensor(torch.float64, *shape), tensor(torch.float64, *weight)]
     graph = check(lambda x, w: call(x.relu(), w, **options), inputs, tracing)
     assert [type(n) for n in graph.nodes if isinstance(n, ir.Contraction | ir.Extern)] == [ir.Contraction]
+
+
+def test_a_result_whose_strides_tracing_gets_wrong_has_all_its_elements() -> None:
+    """Torch 2.11 says that what a slice was written into has the strides of the expanded tensor that it was made of."""
+
+    def fn(x: torch.Tensor, part: torch.Tensor) -> torch.Tensor:
+        return x.expand(4, 3).slice_scatter(part, 0, 2, 3)
+
+    inputs = tensor(torch.float32, 1, 3), tensor(torch.float32, 1, 3) + 1
+    gm = capture(fn, inputs)
+    (made,) = gm.graph.find_nodes(op="call_function", target=torch.ops.aten.slice_scatter.default)
+    with made.meta["val"].fake_mode:
+        made.meta["val"] = torch.empty_strided((4, 3), (0, 1))
+    (got,) = evaluate_graph(verify(lower(gm, LoweringContext()), "lower"), inputs)
+    torch.testing.assert_close(got, fn(*inputs), rtol=0, atol=0)
 
 
 def test_resampling_by_a_whole_factor_is_affine() -> None:
