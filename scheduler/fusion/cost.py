@@ -91,18 +91,16 @@ def unprofitable(graph: ir.Graph, sizes: Sizes, a: Members, b: Members, space: S
 
 
 def _would_wait(graph: ir.Graph, sizes: Sizes, a: Members, b: Members, much: int) -> bool:
-    """Whether two kernels that need nothing of each other share little, and each reads much that the graph makes for it
-    alone."""
-    if a.made.keys() & b.reads.keys() or b.made.keys() & a.reads.keys():
-        return False
-    common = a.reads.keys() & b.reads.keys()
+    """Whether two kernels share little, such as a number of each row that one of them makes, and each reads much that the graph
+    makes for it alone."""
+    shared = (a.reads.keys() | a.made.keys()) & (b.reads.keys() | b.made.keys())
 
     def own(m: Members) -> int:
-        others = (graph.buffers[name] for name in m.reads if name not in common and name not in m.made)
+        others = (graph.buffers[name] for name in m.reads if name not in shared and name not in m.made)
         return sum(sizes.bytes(buffer) for buffer in others if buffer.kind == "intermediate")
 
     least = min(own(a), own(b))
-    return least > much and least > OF_THEIR_OWN * sum(sizes.bytes(graph.buffers[name]) for name in common)
+    return least > much and least > OF_THEIR_OWN * sum(sizes.bytes(graph.buffers[name]) for name in shared)
 
 
 @dataclass(frozen=True, slots=True)

@@ -70,7 +70,7 @@ def test_the_library_has_matmuls_of_windows(name: str, back_end: str) -> None:
     plan = plans(f, *args, options=OPTIONS[back_end]).forward
     (why,) = uncalibrated(plan)
     assert why is not None
-    assert "no matrix in memory" in why or "no GPU has measured it" in why
+    assert any(one in why for one in ("no matrix in memory", "no GPU has measured it", "slower than the library"))
     assert not matmuls(plan)
     assert len(plan.calls) == 1
 
