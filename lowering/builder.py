@@ -414,16 +414,17 @@ def without(sizes: Sizes, repeated: list[int]) -> Sizes:
 
 
 def is_dense(sizes: Sizes, strides: Sizes) -> bool:
-    """Whether some order of the dimensions makes the strides those of a packed array."""
+    """Whether some order of the dimensions makes the strides those of a packed array. In torch's a dimension of no elements
+    counts as one of one element, which symbolic strides show."""
     dims = [k for k, s in enumerate(sizes) if s != 1]
-    total = ix.ONE
+    total = of_torch = ix.ONE
     left = set(dims)
     while left:
-        found = next((k for k in sorted(left, reverse=True) if strides[k] is total), None)
+        found = next((k for k in sorted(left, reverse=True) if strides[k] is total or strides[k] is of_torch), None)
         if found is None:
             return any(sizes[k] == 0 for k in dims)
         left.remove(found)
-        total = total * sizes[found]
+        total, of_torch = total * sizes[found], of_torch * ix.maximum(1, sizes[found])
     return True
 
 

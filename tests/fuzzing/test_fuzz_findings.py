@@ -11,10 +11,12 @@ from fuzz_program import Program
 pytestmark = pytest.mark.cpu
 
 
-def agrees(lines: str, *, gradients: bool = False, **bases: str) -> None:
+def agrees(lines: str, *, gradients: bool = False, dynamic: bool = False, **bases: str) -> None:
     """`lines` are statements about the bases, and `out` lists the results."""
     names = tuple(bases)
-    program = Program(0, tuple(bases.items()), tuple((n.replace("b", "x"), n) for n in names), (lines,), ("*out",), gradients)
+    program = Program(
+        0, tuple(bases.items()), tuple((n.replace("b", "x"), n) for n in names), (lines,), ("*out",), gradients, dynamic
+    )
     found = check(program)
     assert found.kind == "ok", f"{found.kind}: {found.text}"
 
@@ -121,3 +123,9 @@ def test_attention_of_nans_is_what_its_definition_makes() -> None:
     """Eager's fast kernel makes 0 of a row whose scores are NaN."""
     lines = "q = x0.reshape(1, 2, 2, -1)\n    out = [F.scaled_dot_product_attention(q, q.flip(2), q, is_causal=True)]"
     agrees(lines.replace("\n    ", "\n"), b0="sprinkled(79024, randn(79023, 8, 8, 1), 3e-1, -0.0, float('nan'))")
+
+
+def test_a_part_of_a_pool_of_symbolic_size_is_a_view_of_it() -> None:
+    """Strides of what may have no elements are products of `max(1, size)`."""
+    lines = "p = F.max_pool1d(x0.reshape(1, x0.shape[0], -1), 3, 1, dilation=2)\nout = [p, p.chunk(2, 1)[-1]]"
+    agrees(lines, dynamic=True, b0="randn(75435, 2, 3, 3)")
