@@ -20,6 +20,7 @@ def test_a_tiny_model_is_measured(tmp_path: Path) -> None:
     assert all(row[stage] >= 0 for stage in model_stages.STAGES)
 
 
+@pytest.mark.slow
 def test_a_training_step_is_measured(capsys: pytest.CaptureFixture[str]) -> None:
     """Of a model whose weights are drawn until none is too large, which takes data."""
     assert model_stages.main(["vit", "--size", "tiny", "--train", "--layers", "1"]) == 0

@@ -28,6 +28,7 @@ def read_before(state: Tensor, mean: Tensor, x: Tensor) -> Tensor:
     return y
 
 
+@pytest.mark.every(5)
 @pytest.mark.interpret
 @pytest.mark.parametrize("transposed", [False, True])
 @pytest.mark.parametrize("fn", [moved_beside, read_after, read_before])

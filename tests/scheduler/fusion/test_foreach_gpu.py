@@ -308,7 +308,7 @@ def test_members_with_short_sums_have_steps_as_short() -> None:
     check(f, *grown)
 
 
-@pytest.mark.parametrize("count", [24, 48])
+@pytest.mark.parametrize("count", [24, pytest.param(48, marks=pytest.mark.slow)])
 def test_members_with_columns_keep_their_tiles(count: int) -> None:
     """Columns of neighbours are read in whole sectors, and as long as they are."""
 

@@ -105,6 +105,7 @@ def test_one_call_computes_both(name: str, form: torch.memory_format) -> None:
     assert calls == ([] if call is None else [call])
 
 
+@pytest.mark.every(3)
 @pytest.mark.cpu
 @pytest.mark.parametrize("dtype", [torch.float32, bf16])
 @pytest.mark.parametrize("name", [name for name in CASES if name not in ("late", "two readers")])

@@ -340,6 +340,7 @@ def test_whole_rectangles(dtypes: tuple[torch.dtype, ...], threads: int) -> None
             check(Case(values(m, k, left), transposed(k, n, right), out, blocking, threads))
 
 
+@pytest.mark.every(3)
 @pytest.mark.parametrize("threads", [1, 2])
 @pytest.mark.parametrize("dtypes", DTYPES)
 def test_a_panel_of_which_a_register_is_enough(dtypes: tuple[torch.dtype, ...], threads: int) -> None:
