@@ -126,6 +126,6 @@ def test_attention_of_nans_is_what_its_definition_makes() -> None:
 
 
 def test_a_part_of_a_pool_of_symbolic_size_is_a_view_of_it() -> None:
-    """Strides of what may have no elements are products of `max(1, size)`."""
+    """Strides of what may have no elements are made of `max(1, size)`."""
     lines = "p = F.max_pool1d(x0.reshape(1, x0.shape[0], -1), 3, 1, dilation=2)\nout = [p, p.chunk(2, 1)[-1]]"
     agrees(lines, dynamic=True, b0="randn(75435, 2, 3, 3)")
