@@ -57,8 +57,10 @@ class Builder:
 
     def finds_top(self, device: torch.device, k: int, rows: Expr) -> bool:
         """Whether kernels find the `k` largest elements of rows, by default where they are known to be faster."""
-        if self.top_k != "auto" or not self.on_gpu(device):
-            return self.top_k == "kernels" or (self.top_k == "auto" and k <= FASTER_TOP)
+        if self.top_k != "auto":
+            return self.top_k == "kernels"
+        if not self.on_gpu(device):
+            return k <= FASTER_TOP
         return k <= FASTER_TOP_ON_GPU and (rows.as_int() or 0) >= MEASURED_ROWS
 
     def on_gpu(self, device: torch.device) -> bool:

@@ -172,18 +172,20 @@ def trace_origins(gm: GraphModule, graph: ir.Graph) -> ir.Graph:
     stored = {nodes[n.origin.name] for n in graph.nodes if n.origin.name in nodes}
     calls = {n.origin.name for n in graph.nodes if not isinstance(n, _LOOPS)}
     read: dict[Node, tuple[tuple[str, str], ...]] = {}
-    done: dict[Node, tuple[OperatorCall, ...]] = {}  # hundreds of nodes come of one foreach operator, which reaches as many
+    reached: dict[Node, dict[Node, None]] = {}  # hundreds of nodes come of one foreach operator, which reaches as many
+    done: dict[Node, tuple[OperatorCall, ...]] = {}
     for position, node in enumerate(graph.nodes):
         source = nodes.get(node.origin.name)
         if source is None:
             continue
-        if source not in read:
-            read[source] = _parameters(source, stored, graph.paths)
+        if source not in reached:
+            reached[source] = _reached(source, stored)
+            read[source] = _parameters(reached[source], graph.paths)
         if not isinstance(node, _LOOPS):
             graph.nodes[position] = replace(node, origin=replace(node.origin, parameters=read[source]))
             continue
         if source not in done:
-            found = _inlined(source, stored)
+            found = _inlined(reached[source])
             if source.name not in calls or not found:  # a loop that only prepares a call's operand does not do the call
                 found.add(source)
             done[source] = tuple(call_of(n) for n in sorted(found, key=order.__getitem__) if n.op == "call_function")
@@ -194,10 +196,9 @@ def trace_origins(gm: GraphModule, graph: ir.Graph) -> ir.Graph:
 _LOOPS = (ir.Pointwise, ir.Reduction, ir.Scan, ir.Scatter)
 
 
-def _parameters(source: Node, stored: set[Node], paths: Mapping[str, str]) -> tuple[tuple[str, str], ...]:
-    """The inputs with a path that a node of the loop IR reads for `source`."""
-    read = _reached(source, stored)
-    return tuple((one.name, paths[one.name]) for one in read if one.op == "placeholder" and one.name in paths)
+def _parameters(reached: Iterable[Node], paths: Mapping[str, str]) -> tuple[tuple[str, str], ...]:
+    """The inputs with a path among what a node of the loop IR reads."""
+    return tuple((one.name, paths[one.name]) for one in reached if one.op == "placeholder" and one.name in paths)
 
 
 def computing_nodes(gm: GraphModule, graph: ir.Graph, origins: Iterable[ir.Origin]) -> list[Node]:
@@ -209,17 +210,17 @@ def computing_nodes(gm: GraphModule, graph: ir.Graph, origins: Iterable[ir.Origi
     for origin in origins:
         source = nodes.get(origin.name)
         if source is not None:
-            found |= _inlined(source, stored)
+            found |= _inlined(_reached(source, stored))
             # not where a loop only prepares the operand of a call
             found.update([source] if operator_name(source.target) in origin.operators else [])
     return [n for n in gm.graph.nodes if n in found and isinstance(n.target, torch._ops.OpOverload) and not is_view(n.target)]
 
 
-def _inlined(source: Node, stored: set[Node]) -> set[Node]:
-    """The operators between `source` and the stored values that it reads, views and constants left out."""
+def _inlined(reached: Iterable[Node]) -> set[Node]:
+    """The operators among what a node reaches, views and constants left out."""
     return {
         node
-        for node in _reached(source, stored)
+        for node in reached
         if isinstance(node.target, torch._ops.OpOverload) and node.all_input_nodes and not is_view(node.target)
     }
 

@@ -183,7 +183,7 @@ class Frame {
   const c10::Storage& storage(Slot& root);
   at::Tensor make(int32_t slot, at::ScalarType dtype, const Regs& sizes, const Regs& strides, int32_t offset);
   const at::Tensor& own(int32_t slot);
-  bool is_as_promised(int32_t slot) const;
+  bool is_as_promised(const SlotSpec& spec, const at::Tensor& tensor) const;
   at::Tensor view(const View& view);
   at::Tensor give(const View& view);
 
@@ -367,6 +367,13 @@ void Frame::point(int32_t slot, const at::Tensor& tensor) {
   slots_[slot].holders = 1;
 }
 
+// Whether a tensor has the type and the sizes that tracing said.
+bool Frame::is_as_promised(const SlotSpec& spec, const at::Tensor& tensor) const {
+  Dims sizes;
+  dims(spec.sizes, sizes);
+  return tensor.scalar_type() == spec.dtype && tensor.sizes() == c10::IntArrayRef(sizes);
+}
+
 // Kernels were compiled for the strides that the fake tensors promised. Where the real operator differs, a copy puts it right.
 // Other sizes or another type are an error if a kernel may read them; what is passed on goes as it is, as in eager.
 at::Tensor Frame::in_expected_layout(const Result& out, at::Tensor tensor, const char* source) const {
@@ -375,11 +382,11 @@ at::Tensor Frame::in_expected_layout(const Result& out, at::Tensor tensor, const
   Dims sizes, strides;
   dims(spec.sizes, sizes);
   dims(spec.strides, strides);
-  const bool promised = tensor.scalar_type() == spec.dtype && tensor.sizes() == c10::IntArrayRef(sizes);
-  if (out.passed_on && !promised) return tensor;
-  TORCH_CHECK(promised, source, " returned ",
-              describe(tensor), ", but tracing promised ", c10::scalarTypeToTypeMeta(spec.dtype), " with sizes ",
-              c10::IntArrayRef(sizes));
+  if (!is_as_promised(spec, tensor)) {
+    TORCH_CHECK(out.passed_on, source, " returned ", describe(tensor), ", but tracing promised ",
+                c10::scalarTypeToTypeMeta(spec.dtype), " with sizes ", c10::IntArrayRef(sizes));
+    return tensor;
+  }
   bool same = true;
   if (tensor.numel() != 0)
     for (size_t d = 0; d < sizes.size(); ++d) same &= sizes[d] == 1 || tensor.strides()[d] == strides[d];
@@ -486,16 +493,6 @@ const at::Tensor& Frame::own(int32_t slot) {
   return state.tensor;
 }
 
-// Whether the tensor of a slot, where it is passed on, has the type and the sizes that tracing said.
-bool Frame::is_as_promised(int32_t slot) const {
-  const at::Tensor& tensor = slots_[slot].tensor;
-  if (!tensor.defined()) return true;
-  const SlotSpec& spec = program_.slots[slot];
-  Dims sizes;
-  dims(spec.sizes, sizes);
-  return tensor.scalar_type() == spec.dtype && tensor.sizes() == c10::IntArrayRef(sizes);
-}
-
 // A tensor for the last output that is of this slot. The frame keeps no reference where it can: see take_inputs.
 at::Tensor Frame::give(const View& wanted) {
   const Slot& root = slots_[slots_[wanted.slot].root];
@@ -505,7 +502,10 @@ at::Tensor Frame::give(const View& wanted) {
 }
 
 at::Tensor Frame::view(const View& view) {
-  return view.own || (view.exact && !is_as_promised(view.slot)) ? own(view.slot) : make(view.slot, view.dtype, view.sizes, view.strides, view.offset);
+  const at::Tensor& tensor = slots_[view.slot].tensor;
+  const bool other = view.exact && tensor.defined() && !is_as_promised(program_.slots[view.slot], tensor);
+  if (view.own || other) return own(view.slot);
+  return make(view.slot, view.dtype, view.sizes, view.strides, view.offset);
 }
 
 }  // namespace
