@@ -149,8 +149,8 @@ def interleaved_rotary(q: Tensor, k: Tensor, angles: Tensor) -> tuple[Tensor, Te
 
 def complex_rotary(x: Tensor, angles: Tensor) -> Tensor:
     pairs = torch.view_as_complex(x.float().reshape(*x.shape[:-1], -1, 2))
-    turns = torch.polar(torch.ones_like(angles.float()), angles.float())[None, :, None]
-    return torch.view_as_real(pairs * turns).flatten(3).type_as(x)
+    phases = torch.polar(torch.ones_like(angles.float()), angles.float())[None, :, None]
+    return torch.view_as_real(pairs * phases).flatten(3).type_as(x)
 
 
 def dora(x: Tensor, w: Tensor, a: Tensor, b: Tensor, magnitude: Tensor) -> Tensor:
@@ -210,7 +210,7 @@ def switch_loss(x: Tensor, router: Tensor) -> Tensor:
 
 
 def capacity_experts(x: Tensor, router: Tensor, w1: Tensor, w2: Tensor) -> Tensor:
-    """Dispatch to a fixed number of places by one-hot matmuls (Switch transformers), the best expert alone."""
+    """Dispatch to a fixed number of rows by one-hot matmuls (Switch transformers), the best expert alone."""
     experts, capacity = router.shape[0], 2 * x.shape[0] // router.shape[0]
     gates = F.linear(x, router).float().softmax(-1)
     best = F.one_hot(gates.argmax(-1), experts)
@@ -222,9 +222,9 @@ def capacity_experts(x: Tensor, router: Tensor, w1: Tensor, w2: Tensor) -> Tenso
     return torch.einsum("tec,ecd->td", (send * (gates * kept).sum(-1)[:, None, None]).to(x.dtype), y)
 
 
-def three_embeddings(tokens: Tensor, kinds: Tensor, words: Tensor, types: Tensor, places: Tensor, g: Tensor) -> Tensor:
+def three_embeddings(tokens: Tensor, kinds: Tensor, words: Tensor, types: Tensor, positions: Tensor, g: Tensor) -> Tensor:
     at = torch.arange(tokens.shape[1], device=tokens.device)
-    y = words[tokens] + F.embedding(kinds, types) + places.index_select(0, at)[None]
+    y = words[tokens] + F.embedding(kinds, types) + positions.index_select(0, at)[None]
     return F.layer_norm(y, y.shape[-1:], g[0], g[1], 1e-12)
 
 
@@ -409,7 +409,7 @@ BLOCKS: tuple[Block, ...] = (
         capacity_experts,
         lambda m, n, d, f, e: [m(n, d), weight(m, e, d), m(e, d, f) * d**-0.5, m(e, f, d) * f**-0.5],
         (16, 8, 12, 4),
-    ).block("experts with places", 2048, 512, 1024, 16),
+    ).block("experts with capacity", 2048, 512, 1024, 16),
     *Sized(
         three_embeddings,
         lambda m, b, t, d: [ids(m, 3000, b, t), ids(m, 2, b, t), m(3000, d), m(2, d), m(512, d), m(2, d)],

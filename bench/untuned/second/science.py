@@ -19,7 +19,7 @@ def chamfer(a: Tensor, b: Tensor) -> Tensor:
 
 
 def edge_convolution(x: Tensor, w: Tensor) -> Tensor:
-    """DGCNN's layer: 20 nearest neighbours, a shared matmul, the largest of each channel; x of (batch, channels, points)."""
+    """DGCNN's layer: 20 nearest points, a shared matmul, the largest of each channel; x of (batch, channels, points)."""
     inner = -2 * torch.matmul(x.transpose(2, 1), x)
     xx = torch.sum(x**2, dim=1, keepdim=True)
     near = (-xx - inner - xx.transpose(2, 1)).topk(min(20, x.shape[2]), dim=-1)[1]
@@ -72,8 +72,8 @@ def segment_softmax(score: Tensor, values: Tensor, target: Tensor, nodes: Tensor
     return torch.zeros_like(nodes).index_add(0, target, (share[..., None] * values).flatten(1))
 
 
-def mean_neighbours(x: Tensor, source: Tensor, target: Tensor, w: Tensor) -> Tensor:
-    """GraphSAGE: a mean and the largest of neighbours."""
+def mean_of_adjacent(x: Tensor, source: Tensor, target: Tensor, w: Tensor) -> Tensor:
+    """GraphSAGE: a mean and the largest of adjacent nodes."""
     at = target[:, None].expand(-1, x.shape[1])
     mean = torch.zeros_like(x).scatter_reduce(0, at, x[source], "mean", include_self=False)
     top = torch.zeros_like(x).scatter_reduce(0, at, x[source], "amax")
@@ -350,8 +350,8 @@ BLOCKS: tuple[Block, ...] = (
     SEGMENTS.block("softmax of segments", 20000, 200000, 4, 16),
     SEGMENTS.block("softmax of segments", 5000, 60000, 2, 32, training=True),
     Sized(
-        mean_neighbours, lambda m, n, e, d: [m(n, d), *_graph(m, n, e), weight(m, d, 3 * d)], (9, 30, 6), SINGLE, tf32=True
-    ).block("mean of neighbours", 10000, 100000, 100),
+        mean_of_adjacent, lambda m, n, e, d: [m(n, d), *_graph(m, n, e), weight(m, d, 3 * d)], (9, 30, 6), SINGLE, tf32=True
+    ).block("mean of adjacent nodes", 10000, 100000, 100),
     Sized(dense_graph, lambda m, n, i, o: [m(n, i), m(n, n), m(i, o) * i**-0.5], (9, 12, 5), SINGLE, tf32=True).block(
         "dense graph", 2708, 1433, 16, training=True
     ),

@@ -152,18 +152,18 @@ def gram_loss(x: Tensor, y: Tensor) -> Tensor:
 
 
 def yolo_decode(p: Tensor) -> Tensor:
-    """One level of a detector: (images, 3 anchors, 85, h, w) to boxes by corners and scores."""
+    """One level of a detector: (images, 3 anchors, 85, h, w) to rectangles by corners and scores."""
     n, _a, c, h, w = p.shape
     p = p.permute(0, 1, 3, 4, 2).contiguous().sigmoid()
     ys, xs = torch.meshgrid(torch.arange(h, device=p.device), torch.arange(w, device=p.device), indexing="ij")
     grid = torch.stack((xs, ys), 2).view(1, 1, h, w, 2).to(p.dtype)
     centre, size = (p[..., 0:2] * 2 - 0.5 + grid) * 8, (p[..., 2:4] * 2) ** 2 * 16
-    boxes = torch.cat((centre - size / 2, centre + size / 2), -1)
-    return torch.cat((boxes, p[..., 4:5], p[..., 5:] * p[..., 4:5]), -1).view(n, -1, c)
+    rectangles = torch.cat((centre - size / 2, centre + size / 2), -1)
+    return torch.cat((rectangles, p[..., 4:5], p[..., 5:] * p[..., 4:5]), -1).view(n, -1, c)
 
 
 def ciou_loss(a: Tensor, b: Tensor) -> Tensor:
-    """Complete IoU of boxes by centre and size."""
+    """Complete IoU of rectangles by centre and size."""
     aw, bw = a[:, 2:].exp(), b[:, 2:].exp()
     a1, a2, b1, b2 = a[:, :2] - aw / 2, a[:, :2] + aw / 2, b[:, :2] - bw / 2, b[:, :2] + bw / 2
     inside = (torch.min(a2, b2) - torch.max(a1, b1)).clamp(min=0).prod(1)
@@ -183,7 +183,7 @@ def spatial_transformer(x: Tensor, theta: Tensor) -> Tensor:
 
 
 def bilinear_by_hand(x: Tensor, at: Tensor) -> Tensor:
-    """Features at (images, points, 2) places by four gathers."""
+    """Features at (images, points, 2) positions by four gathers."""
     n, c, h, w = x.shape
     px, py = at[..., 0].sigmoid() * (w - 1), at[..., 1].sigmoid() * (h - 1)
     x0, y0 = px.floor().long(), py.floor().long()
