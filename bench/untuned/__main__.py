@@ -13,6 +13,7 @@ from __future__ import annotations
 import argparse
 import contextlib
 import json
+import math
 import os
 import statistics
 import subprocess
@@ -33,13 +34,17 @@ from torch import Tensor
 from bench.gpu_timing import relative_error, seconds
 from bench.measure import geomean, synchronize
 from bench.measurements import write
-from bench.untuned import language, patterns, science, vision
-from bench.untuned.block import Block
+from bench.untuned import language, patterns, science, second, vision
+from bench.untuned.block import Block, cast
 from bench.untuned.cpu_models import CPU_MODELS
 from bench.untuned.models import GPU_MODELS
 
 ROOT = Path(__file__).parents[2]
-BLOCKS = (*patterns.BLOCKS, *language.BLOCKS, *vision.BLOCKS, *science.BLOCKS)
+LISTS: dict[str, tuple[Block, ...]] = {
+    "first": (*patterns.BLOCKS, *language.BLOCKS, *vision.BLOCKS, *science.BLOCKS),
+    "second": second.BLOCKS,
+}
+BLOCKS = tuple(block for blocks in LISTS.values() for block in blocks)
 Call = Callable[[], Any]
 Row = dict[str, Any]
 PEERS = ("eager", "inductor", "max-autotune")
@@ -58,7 +63,7 @@ def block_call(block: Block, contender: str, device: str, dtype: torch.dtype) ->
     """The compiled block on its inputs; of a training block its result and the gradients of all floating inputs."""
     generator = torch.Generator(device).manual_seed(0)
     made = block.inputs(lambda *shape: torch.randn(shape, generator=generator, device=device).to(torch.bfloat16))
-    args = [a.to(dtype) if a.is_floating_point() else a for a in made]
+    args = cast(made, dtype)
     fn = COMPILE[contender](block.fn)
     if not block.training:
         return lambda: fn(*args)
@@ -99,7 +104,8 @@ def timed(call: Call, device: str, repeats: int) -> float:
 def measure(name: str, options: argparse.Namespace) -> Row:
     torch._dynamo.reset()
     block = next((b for b in BLOCKS if b.name == name), None)
-    dtype = torch.bfloat16 if options.device == "cuda" else torch.float32
+    dtype = (block and block.dtype) or (torch.bfloat16 if options.device == "cuda" else torch.float32)
+    torch.backends.cuda.matmul.allow_tf32 = bool(block and block.tf32)
     row: Row = {"name": name, "compile_s": {}, "failed": {}, "seconds": {}, "error": {}, "longest": {}}
     ready: dict[str, Call] = {}
     with contextlib.nullcontext() if block and block.training else torch.no_grad():
@@ -201,7 +207,7 @@ def table(made: Sequence[Row], contenders: Sequence[str]) -> Table:
     found = Table(title="milliseconds")
     for column in ("", *contenders, "kgen / best peer", "error / eager's", "compile s (inductor, kgen)"):
         found.add_column(column)
-    for row in made:
+    for row in sorted(made, key=lambda row: ratio(row) or math.inf):
         cells = [f"{row['seconds'][c] * 1e3:.3f}" if c in row["seconds"] else "failed" for c in contenders]
         errors = row["error"]
         error = f"{errors['kgen'] / max(errors['eager'], 1e-9):.2f}" if {"kgen", "eager"} <= errors.keys() else ""
@@ -215,6 +221,8 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--device", default="cuda")
     parser.add_argument("--only", nargs="*", default=[], help="names that contain one of these")
+    parser.add_argument("--list", choices=list(LISTS), help="the blocks of this list alone")
+    parser.add_argument("--shard", default="1/1", help="1/2: the first half of the rows, alternating")
     parser.add_argument("--blocks", action="store_true", help="no whole models")
     parser.add_argument("--contenders", nargs="*", default=["eager", "inductor", "kgen"], choices=list(COMPILE))
     parser.add_argument("--seconds", type=float, default=0.4, help="of timing, for each contender of each row")
@@ -227,9 +235,11 @@ def main() -> None:
     if options.one:
         print(json.dumps(measure(options.one, options)))
         return
-    blocks = BLOCKS if options.device == "cuda" else ()  # their sizes are a GPU's
-    names = [b.name for b in blocks] + ([] if options.blocks else list(models(options.device)))
+    blocks = LISTS.get(options.list, BLOCKS) if options.device == "cuda" else ()  # their sizes are a GPU's
+    names = [b.name for b in blocks] + ([] if options.blocks or options.list else list(models(options.device)))
     chosen = [name for name in names if not options.only or any(part in name for part in options.only)]
+    part, parts = map(int, options.shard.split("/"))
+    chosen = chosen[part - 1 :: parts]
     made: list[Row] = []
     for row in rows(chosen, options, sys.argv[1:]):
         made.append(row)
