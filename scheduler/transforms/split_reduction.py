@@ -44,6 +44,8 @@ MIN_CHUNK = 4096
 WARPS = 64
 # Shares of a row: what joins them walks all.
 MOST_SHARES = 512
+# So many times the shares that are wanted are better than a row in one program, where no other number divides a loop.
+MORE_SHARES = 8
 
 
 class SplitReduction(Transform):
@@ -161,15 +163,24 @@ def _may_split(kernel: Kernel) -> bool:
 
 
 def _shares(kernel: Kernel, loop: Var, wanted: int) -> int | None:
-    """How many shares the loop is cut into: a number that divides it where one is near, for then nothing is masked."""
+    """How many shares the loop is cut into: a number that divides it where one is near, for then nothing is masked. None where
+    nothing may be masked and no number divides it."""
     exact = loop.extent.as_int()
     if exact is not None:
         near = [n for n in range(wanted, wanted // 2, -1) if exact % n == 0]
         if near:
             return near[0]
     if any(s.inner and ((s.kind == "pointwise" and any(s.stored)) or s.op == "welford") for s in kernel.statements):
-        return None  # a store at a point past the end could not be masked, nor such a point be left uncounted
+        # A store at a point past the end could not be masked, nor such a point be left uncounted.
+        return None if exact is None else _divisor(exact, wanted)
     return wanted
+
+
+def _divisor(extent: int, wanted: int) -> int | None:
+    """The next larger number than wanted that divides the extent, or else the next smaller one; None for neither."""
+    more = range(wanted + 1, min(extent, MORE_SHARES * wanted) + 1)
+    fewer = range(min(wanted, extent), 1, -1)
+    return next((n for n in itertools.chain(more, fewer) if extent % n == 0), None)
 
 
 class _Split:

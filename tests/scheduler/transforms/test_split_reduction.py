@@ -161,3 +161,31 @@ def test_short_runs_of_few_points_are_one_share() -> None:
     partial, _ = planned(of_channels, torch.empty_strided(x.shape, x.stride())).kernels
     assert [v.extent.as_int() for v in partial.outer] == [1, 2, 3]
     assert error(compiled(of_channels, x), of_channels(x.double())) < 1e-6
+
+
+def stored_and_summed(x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
+    made = torch.tanh(x) * 0.5 + y
+    return made, made.square().sum()
+
+
+def stored_and_its_maxima(x: Tensor) -> tuple[Tensor, Tensor]:
+    made = torch.tanh(x)
+    return made, made.amax((1, 2))
+
+
+@pytest.mark.parametrize("rows", [3001, 511, 67], ids=["a prime beyond what is wanted", "no near divisor", "few shares"])
+def test_stores_beside_sums_of_awkward_sizes(rows: int) -> None:
+    """Nothing of a share may be left out: where no number near to what is wanted divides a loop, another one does."""
+    x = torch.empty(rows, 2047)
+    partial, joined = planned(stored_and_summed, x, x).kernels
+    assert joined.inner == (partial.outer[0],)
+    few = torch.empty(16, 511, 511)
+    partial, joined = planned(stored_and_its_maxima, few).kernels
+    assert partial.outer[0].extent.as_int() == 73
+
+
+@pytest.mark.interpret
+def test_values_of_stores_beside_sums() -> None:
+    x, y = torch.randn(211, 307), torch.randn(211, 307)
+    for got, want in zip(compiled(stored_and_summed, x, y), stored_and_summed(x.double(), y.double()), strict=True):
+        assert error(got, want) < 1e-6
