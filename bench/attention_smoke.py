@@ -108,6 +108,16 @@ def with_log_sum_exp(q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
     return s.softmax(-1).to(v.dtype) @ v, s.logsumexp(-1)
 
 
+def masked_by_a_number(q: Tensor, k: Tensor, v: Tensor, bias: Tensor) -> Tensor:
+    """Scores that a mask in memory keeps out are finite, and there is none of them in the weights."""
+    return (q @ k.mT).masked_fill(bias < 0, -1e4).softmax(-1) @ v
+
+
+def causal_by_a_number(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    rows, columns = attention.positions(s := attention.scaled(q, k))
+    return torch.where(columns > rows, torch.finfo(s.dtype).min, s).softmax(-1) @ v
+
+
 CASES = (
     Case("plain", attention.plain, (2, 3, 3, 384, 512, 128, 128)),
     Case("causal odd", attention.causal, (2, 3, 3, 333, 333, 128, 128)),
@@ -116,6 +126,8 @@ CASES = (
     Case("window", near, (1, 2, 2, 700, 700, 64, 64)),
     Case("grouped", shared_heads, (2, 4, 2, 520, 520, 128, 128), apart=True),
     Case("bias", capped_and_biased, (2, 2, 2, 200, 330, 80, 48), bias=True),
+    Case("masked by a number", masked_by_a_number, (2, 2, 2, 384, 512, 128, 128), bias=True),
+    Case("causal by a number", causal_by_a_number, (2, 2, 2, 512, 512, 64, 64)),
     Case("gated", gated, (2, 2, 2, 300, 300, 64, 64)),
     Case("nothing seen", nothing_seen, (1, 2, 2, 700, 300, 64, 64)),
     Case("nothing seen, by the library", call_with_nothing_seen, (1, 2, 2, 700, 300, 128, 128), own=True),

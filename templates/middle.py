@@ -81,16 +81,19 @@ class Middle:
 
     @property
     def unmasked(self) -> Value:
-        """The function where the mask holds."""
-        return self.function(masked=False)
+        """The function where the mask, or the condition of `fill`, holds."""
+        return self.function(masked=False, filled=True)
 
-    def function(self, scaled: bool = True, masked: bool = True, into: torch.dtype | None = None) -> Value:
-        """The function, without `factor` where not `scaled`, and as if `mask`, or the condition of `fill`, held where not
-        `masked`. What is to be rounded to the type `into` is not rounded to it before."""
+    def function(
+        self, scaled: bool = True, masked: bool = True, into: torch.dtype | None = None, filled: bool = False
+    ) -> Value:
+        """The function, without `factor` where not `scaled`, and where not `masked` as if `mask` held; the condition of `fill`
+        holds only where tiles without it are left out, which is `filled`. What is to be rounded to the type `into` is not
+        rounded to it before."""
         value = _unrounded(self.value if scaled else _factored(self.value)[1], into)
         if masked:
             return value
-        fill = None if self.mask is not None else self.fill
+        fill = self.fill if filled and self.mask is None else None
         condition = self.mask if fill is None else fill.condition
         return value if condition is None else masks.assuming(value, condition)
 

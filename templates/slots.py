@@ -150,6 +150,7 @@ class StepSlot(Named):
     next step sees of them: the function that was fused there, in the same type. Where that step is a softmax, what is past
     the end of its axis is -inf; ``scores.begin("m0", "rows")`` and ``scores.end("m0", "rows")`` are the ends of what a mask may
     keep there in some rows, `full_begin` and `full_end` those of what it keeps in all, where ``apply(..., masked=False)`` does.
+    Who leaves out what a finite number masks (`of_fill`) applies that step.
     An element comes by each time that it is computed; in C++ the indices are those of a store. Of
     a softmax, ``{% if weights.safe %}`` says that rows which are -inf as a whole have weights of 0, and not NaN."""
 
@@ -228,7 +229,7 @@ class StepSlot(Named):
         return self.filled or (self._middle.mask is not None and (self.asked or not self._middle.guards))
 
     def apply(self, name: str, *indices: Index, **how: Any) -> str:
-        return "\n".join(self.filler.apply(self.name, name, indices, **how))
+        return "\n".join(self.filler.apply(self.name, name, indices, filled=self.filled, **how))
 
     def begin(self, first: str, count: str) -> str:
         """The text of the first column that the mask may keep in any of `count` rows, at least one, from the row `first` on."""

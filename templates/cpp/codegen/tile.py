@@ -351,7 +351,7 @@ class Slots:
 
     # ---- between the steps of a program ------------------------------------------------------------------------------
 
-    def apply(self, step: str, text: str, indices: Sequence[str], masked: bool = True) -> list[str]:
+    def apply(self, step: str, text: str, indices: Sequence[str], masked: bool = True, filled: bool = False) -> list[str]:
         """Makes of the rectangle `text` of a step's sums what the next step sees of them. `indices` are those of a store.
         Rectangles of several steps, ``"left right"``, are made into the first one."""
         middle, loops = self.problem.middles[step], self.problem.loops
@@ -363,7 +363,7 @@ class Slots:
         kind, tiles = self.problem.accumulator, dict(zip(middle.steps, text.split(), strict=True))
         made = {one: ir.fresh(self.problem.graph, f"{one}_made_for_{step}") for one in tiles}
         first, *_ = made.values()
-        value = middle.value if masked else middle.unmasked
+        value = middle.function(masked=masked, filled=filled)
         value = vs.replace_steps(value, lambda leaf: vs.load(made[leaf.attr], (ix.ZERO,), kind))
         statement = Statement("pointwise", (first,), vs.cast(value, kind), (ix.ZERO,), False, -1, (True,))
         rectangle = Rectangle(slow, fast, tuple(made.values()), ld, fixed, dict.fromkeys(made.values(), kind))

@@ -81,12 +81,13 @@ EVERYWHERE = Within()
 
 @dataclass(frozen=True, slots=True)
 class Shown:
-    """What the next step sees of a step: without its last factor where not `scaled`, without its mask where not `masked`, and
-    without roundings to the type of the operand `into`, if there is one."""
+    """What the next step sees of a step: without its last factor where not `scaled`, without its mask where not `masked`, be
+    this a finite number where the step is `filled`, and without roundings to the type of the operand `into`, if there is one."""
 
     scaled: bool = True
     masked: bool = True
     into: str = ""
+    filled: bool = False
 
 
 @dataclass(slots=True)
@@ -276,7 +277,7 @@ class Slots:
         name, *_ = names = text.split()
         emitter.locals |= {one: (tile, emitter.level) for one, tile in zip(middle.steps, names, strict=True)}
         kind = self.problem.inputs[shown.into].dtype if shown.into else None
-        value = emitter._tile(in_powers_of_two(middle.function(shown.scaled, shown.masked, kind), emitter.exact))
+        value = emitter._tile(in_powers_of_two(middle.function(shown.scaled, shown.masked, kind, shown.filled), emitter.exact))
         along, past = (middle.summed, "0.0") if middle.normalised is None else (middle.normalised, "float('-inf')")
         if along in emitter.masked():
             value = f"tl.where({emitter.inside(along)}, {value}, {past})"

@@ -76,6 +76,22 @@ def test_all_warps_come_to_their_end(name: str) -> None:
         run(kernel_of(function, args, config), range(0, 6 * -(-lengths[0] // rows), 5), orders=2)
 
 
+# ---- masks ----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.none
+@pytest.mark.parametrize("pipelined", [False, True])
+@pytest.mark.parametrize("name", ["masked by a number", "causal by a number"])
+def test_finite_masks_are_applied_to_all_tiles(name: str, pipelined: bool) -> None:
+    """No tile is left out for such a mask, so that none may take it for granted either."""
+    case = next(case for case in CASES if case.name == name)
+    args = case.make("cpu")
+    _, configs = problem_of(case.function, args)
+    source = kernel_of(case.function, args, next(c for c in configs if pipelined == c.PIPELINED)).source
+    masked = re.findall(r"tl\.where\(.*tl\.full\(\[\], -", source)
+    assert len(masked) == source.count("p = ws.power_of(s,") > 0
+
+
 # ---- a GPU's compiler -----------------------------------------------------------------------------------------------
 
 
