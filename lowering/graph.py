@@ -85,6 +85,7 @@ class _Lowering:
         self.nested: dict[Expr, int] = {}  # nested ints, and where they are among the arguments
         self.on_gpu: set[vs.Value] = set()  # values that kernels on a GPU can compute
         self.multiplied: dict[Node, bool] = {}  # whether a contraction reads the node
+        self.narrower: dict[tuple[Node, int], list[Node]] = {}  # what a node reads with elements of fewer bytes than these
         self.results = Results(self.builder, context.in_inputs, context.flexible_results, origin_of)
 
     def run(self) -> ir.Graph:
@@ -304,16 +305,24 @@ class _Lowering:
         """The result by way of memory in the narrower type that it was converted from; None where it was not. Eager has that
         in memory too, so as to numbers nothing is lost, and half the bytes are written and read."""
         asked = _is_conversion(node)
-        for source in node.all_input_nodes:
+        for source in self._narrower_sources(node, result.dtype.itemsize):
             narrow = self.env[source]
-            if isinstance(narrow, Tensor) and narrow.dtype.itemsize < result.dtype.itemsize:
-                if result.value is not (self._in_memory(narrow) if asked else narrow).value:
-                    continue
-                origin, self.builder.origin = self.builder.origin, origin_of(source)
-                stored = self.env[source] = self.builder.realize(narrow)
-                self.builder.origin = origin
-                return replace(result, value=(self._in_memory(stored) if asked else stored).value)
+            if result.value is not (self._in_memory(narrow) if asked else narrow).value:
+                continue
+            origin, self.builder.origin = self.builder.origin, origin_of(source)
+            stored = self.env[source] = self.builder.realize(narrow)
+            self.builder.origin = origin
+            return replace(result, value=(self._in_memory(stored) if asked else stored).value)
         return None
+
+    def _narrower_sources(self, node: Node, itemsize: int) -> list[Node]:
+        """The tensors that the node reads with elements of fewer bytes. Kept: a foreach operator reads a tensor for each that
+        it makes, and each result asks."""
+        key = node, itemsize
+        if key not in self.narrower:
+            sources = ((n, self.env[n]) for n in node.all_input_nodes)
+            self.narrower[key] = [n for n, t in sources if isinstance(t, Tensor) and t.dtype.itemsize < itemsize]
+        return self.narrower[key]
 
     def _in_memory(self, tensor: Any) -> Any:
         """A 16-bit tensor with the numbers that eager has in memory. Comparisons take tensors of other types as they are, so

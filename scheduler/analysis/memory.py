@@ -218,6 +218,10 @@ def _in_place(schedule: Schedule, kernel: Kernel, name: str, dying: list[str]) -
     store = next((s for s in kernel.statements if name in s.outs), None)  # a workspace has none
     if store is None or store.kind != "pointwise":
         return None
+    read_as_views = {root(graph, n) for n in reads(kernel) if graph.buffers[n].alias_of is not None}
+    indices: dict[str, set[tuple[Expr, ...]]] = {}
+    for buffer, index in _accesses(kernel.statements):
+        indices.setdefault(buffer, set()).add(index)
     for source in dying:
         old = graph.buffers[source]
         if (
@@ -229,10 +233,9 @@ def _in_place(schedule: Schedule, kernel: Kernel, name: str, dying: list[str]) -
             or old.dtype != new.dtype
         ):
             continue
-        if any(graph.buffers[n].alias_of is not None and root(graph, n) == source for n in reads(kernel)):
+        if source in read_as_views:
             continue
-        indices = {i for n, i in _accesses(kernel.statements) if n == source}
-        if indices == {store.store} and source not in writes(kernel) and _read_before(kernel, source, store):
+        if indices.get(source) == {store.store} and source not in writes(kernel) and _read_before(kernel, source, store):
             return source
     return None
 
