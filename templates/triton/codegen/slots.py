@@ -81,8 +81,8 @@ EVERYWHERE = Within()
 
 @dataclass(frozen=True, slots=True)
 class Shown:
-    """What the next step sees of a step: without its last factor where not `scaled`, without its mask where not `masked`, be
-    this a finite number where the step is `filled`, and without roundings to the type of the operand `into`, if there is one."""
+    """What the next step sees of a step: without its last factor where not `scaled`, without its mask where not `masked`, also
+    of a finite number where the step is `filled`, and without roundings to the type of the operand `into`, if there is one."""
 
     scaled: bool = True
     masked: bool = True
