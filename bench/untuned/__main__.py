@@ -60,13 +60,14 @@ COMPILE: dict[str, Callable[[Any], Any]] = {
 
 
 def block_call(block: Block, contender: str, device: str, dtype: torch.dtype) -> Call:
-    """The compiled block on its inputs; of a training block its result and the gradients of all floating inputs."""
+    """The compiled block on its inputs. Of a training block it gives its result and the gradients of all floating inputs, of
+    one that returns nothing what it writes."""
     generator = torch.Generator(device).manual_seed(0)
     made = block.inputs(lambda *shape: torch.randn(shape, generator=generator, device=device).to(torch.bfloat16))
     args = cast(made, dtype)
     fn = COMPILE[contender](block.fn)
     if not block.training:
-        return lambda: fn(*args)
+        return lambda: args if (found := fn(*args)) is None else found
     args = [a.detach().requires_grad_() if a.is_floating_point() else a for a in args]
     wanted = [a for a in args if a.requires_grad]
     seed = torch.ones_like(block.fn(*args).detach())
@@ -217,12 +218,20 @@ def table(made: Sequence[Row], contenders: Sequence[str]) -> Table:
     return found
 
 
+def shard(text: str) -> tuple[int, int]:
+    """K and N of ``K/N``. Raises ValueError."""
+    number, count = map(int, text.split("/"))
+    if not 1 <= number <= count:
+        raise ValueError(text)
+    return number, count
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--device", default="cuda")
     parser.add_argument("--only", nargs="*", default=[], help="names that contain one of these")
     parser.add_argument("--list", choices=list(LISTS), help="the blocks of this list alone")
-    parser.add_argument("--shard", default="1/1", help="1/2: the first half of the rows, alternating")
+    parser.add_argument("--shard", default=(1, 1), type=shard, metavar="K/N", help="every N-th row, from the K-th on")
     parser.add_argument("--blocks", action="store_true", help="no whole models")
     parser.add_argument("--contenders", nargs="*", default=["eager", "inductor", "kgen"], choices=list(COMPILE))
     parser.add_argument("--seconds", type=float, default=0.4, help="of timing, for each contender of each row")
@@ -238,8 +247,8 @@ def main() -> None:
     blocks = LISTS.get(options.list, BLOCKS) if options.device == "cuda" else ()  # their sizes are a GPU's
     names = [b.name for b in blocks] + ([] if options.blocks or options.list else list(models(options.device)))
     chosen = [name for name in names if not options.only or any(part in name for part in options.only)]
-    part, parts = map(int, options.shard.split("/"))
-    chosen = chosen[part - 1 :: parts]
+    number, count = options.shard
+    chosen = chosen[number - 1 :: count]
     made: list[Row] = []
     for row in rows(chosen, options, sys.argv[1:]):
         made.append(row)

@@ -218,26 +218,27 @@ def _in_place(schedule: Schedule, kernel: Kernel, name: str, dying: list[str]) -
     store = next((s for s in kernel.statements if name in s.outs), None)  # a workspace has none
     if store is None or store.kind != "pointwise":
         return None
-    read_as_views = {root(graph, n) for n in reads(kernel) if graph.buffers[n].alias_of is not None}
+    fitting = [source for source in dying if _fits(graph.buffers[source], new) and not _by_call(schedule, source)]
+    if not fitting:
+        return None
+    taken = {root(graph, n) for n in reads(kernel) if graph.buffers[n].alias_of is not None} | writes(kernel)
     indices: dict[str, set[tuple[Expr, ...]]] = {}
     for buffer, index in _accesses(kernel.statements):
         indices.setdefault(buffer, set()).add(index)
-    for source in dying:
-        old = graph.buffers[source]
-        if (
-            _by_call(schedule, source)
-            or old.device != new.device
-            or old.kind != "intermediate"
-            or old.sizes != new.sizes
-            or old.strides != new.strides
-            or old.dtype != new.dtype
-        ):
-            continue
-        if source in read_as_views:
-            continue
-        if indices.get(source) == {store.store} and source not in writes(kernel) and _read_before(kernel, source, store):
-            return source
-    return None
+    return next(
+        (
+            source
+            for source in fitting
+            if source not in taken and indices.get(source) == {store.store} and _read_before(kernel, source, store)
+        ),
+        None,
+    )
+
+
+def _fits(old: ir.Buffer, new: ir.Buffer) -> bool:
+    """Whether an intermediate has room for exactly the elements of the new buffer."""
+    same = (old.device, old.sizes, old.strides, old.dtype) == (new.device, new.sizes, new.strides, new.dtype)
+    return same and old.kind == "intermediate"
 
 
 def _read_before(kernel: Kernel, source: str, store: Statement) -> bool:

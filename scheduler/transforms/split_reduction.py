@@ -166,21 +166,20 @@ def _shares(kernel: Kernel, loop: Var, wanted: int) -> int | None:
     """How many shares the loop is cut into: a number that divides it where one is near, for then nothing is masked. None where
     nothing may be masked and no number divides it."""
     exact = loop.extent.as_int()
-    if exact is not None:
-        near = [n for n in range(wanted, wanted // 2, -1) if exact % n == 0]
-        if near:
-            return near[0]
-    if any(s.inner and ((s.kind == "pointwise" and any(s.stored)) or s.op == "welford") for s in kernel.statements):
-        # A store at a point past the end could not be masked, nor such a point be left uncounted.
-        return None if exact is None else _divisor(exact, wanted)
-    return wanted
+    near = None if exact is None else _divisor(exact, range(wanted, wanted // 2, -1))
+    if near is not None:
+        return near
+    if not any(s.inner and ((s.kind == "pointwise" and any(s.stored)) or s.op == "welford") for s in kernel.statements):
+        return wanted
+    if exact is None:
+        return None  # a store at a point past the end could not be masked, nor such a point be left uncounted
+    more, fewer = range(wanted + 1, min(exact, MORE_SHARES * wanted) + 1), range(wanted // 2, 1, -1)
+    return _divisor(exact, itertools.chain(more, fewer))
 
 
-def _divisor(extent: int, wanted: int) -> int | None:
-    """The next larger number than wanted that divides the extent, or else the next smaller one; None for neither."""
-    more = range(wanted + 1, min(extent, MORE_SHARES * wanted) + 1)
-    fewer = range(min(wanted, extent), 1, -1)
-    return next((n for n in itertools.chain(more, fewer) if extent % n == 0), None)
+def _divisor(extent: int, numbers: Iterable[int]) -> int | None:
+    """The first of the numbers that divides the extent."""
+    return next((n for n in numbers if extent % n == 0), None)
 
 
 class _Split:

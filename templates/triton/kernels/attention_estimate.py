@@ -81,7 +81,7 @@ def seconds(problem: Problem, config: Config, needs: Resources, widths: tuple[in
         estimate.SHARED // (needs.shared + estimate.RESERVED), estimate.REGISTERS // (min(255, needs.registers) * threads)
     )
     together = max(1, min(limit, math.ceil(programs / multiprocessors)))
-    masked, whole = (_tile(problem, config, widths, together, (with_mask, filled)) for with_mask in (True, False))
+    masked, whole = (_tile(problem, config, widths, together, slot) for slot in _slot_costs(problem, filled))
     each = counts.masked * masked + counts.whole * whole
     longest = counts.longest * max(masked, whole)
     covered = (config.STAGES - 1) * max(masked, whole) * together
@@ -95,13 +95,13 @@ def seconds(problem: Problem, config: Config, needs: Resources, widths: tuple[in
     return estimate.LAUNCH + estimate.LATENCY + max(busy, streaming) + estimate.APART * min(busy, streaming)
 
 
-def _tile(problem: Problem, config: Config, widths: tuple[int, int], together: int, masks: tuple[bool, bool]) -> float:
-    """Seconds of one tile of scores on an SM: masked or not, and whether without tiles that a finite number masks."""
+def _tile(problem: Problem, config: Config, widths: tuple[int, int], together: int, slot: int) -> float:
+    """Seconds of one tile of scores on an SM, with so many operations of the slot for each."""
     area = config.BLOCK_M * config.BLOCK_N
     low = config.BLOCK_M < ASYNCHRONOUS and problem.device.arch >= HOPPER
     share = EXACT if problem.exact_float32 else estimate.LOW_RATE if low else DOTS
     dots = 2 * area * sum(widths) / (problem.rate / problem.device.compute_units) / share
-    adds = area * (SOFTMAX + _slot_cost(problem, *masks)) + config.BLOCK_M * widths[1]
+    adds = area * (SOFTMAX + slot) + config.BLOCK_M * widths[1]
     powers, others = area / (EXPONENTIALS * CLOCK), adds / (ADDITIONS * CLOCK)
     softmax = max(powers, others) + min(powers, others) / 2
     beside = BESIDE[min(16, max(4, together * config.WARPS // 4 * 4))]
@@ -111,14 +111,16 @@ def _tile(problem: Problem, config: Config, widths: tuple[int, int], together: i
 def slot_work(problem: Problem, config: Config, filled: bool = False) -> float:
     """Elementary operations of the slot for a score, of all tiles' scores on average; `filled` as in `seconds`."""
     counts = _counts(problem, config, filled)
-    of_masked, of_whole = (_slot_cost(problem, masked, filled) for masked in (True, False))
+    of_masked, of_whole = _slot_costs(problem, filled)
     return (counts.masked * of_masked + counts.whole * of_whole) / max(counts.masked + counts.whole, 1e-9)
 
 
 @memoised
-def _slot_cost(problem: Problem, masked: bool, filled: bool) -> int:
-    """Elementary operations of what a slot makes of a score."""
-    return vs.total_cost([problem.middles["scores"].function(scaled=False, masked=masked, filled=filled)])
+def _slot_costs(problem: Problem, filled: bool) -> tuple[int, int]:
+    """Elementary operations of what a slot makes of a score, in a masked tile and in a whole one; `filled` as in `seconds`."""
+    middle = problem.middles["scores"]
+    masked, whole = (middle.function(scaled=False, masked=kind, filled=filled) for kind in (True, False))
+    return vs.total_cost([masked]), vs.total_cost([whole])
 
 
 def made_share(problem: Problem, config: Config, step: str) -> float:
