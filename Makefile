@@ -1,7 +1,7 @@
 # The verbs of development; CI runs the same ones. Each does whatever set-up it needs, once.
 .DELETE_ON_ERROR:
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-full test-gpu opinfo models fuzz fuzz-gpu fuzz-programs fuzz-gpu-programs bench bench-gpu ablation docs screenshots lint format clean tree
+.PHONY: help setup demo test test-full test-gpu opinfo models fuzz fuzz-gpu fuzz-gpu-attention fuzz-programs fuzz-gpu-programs bench bench-gpu ablation docs screenshots lint format clean tree
 
 PYTHON ?= python3
 VENV := .venv
@@ -32,6 +32,7 @@ help:
 	@echo "make test-gpu   the tests that need a GPU (SHARD=1/4: the first of four parts)"
 	@echo "make fuzz       property tests with many more examples (FUZZ_EXAMPLES=$(FUZZ_EXAMPLES))"
 	@echo "make fuzz-gpu   contractions by every candidate kernel on a GPU, against float64 (SHARD=1/4, FUZZ_MINUTES=9, FUZZ_ARGS=...)"
+	@echo "make fuzz-gpu-attention  attention of 400 seeds with gradients, by random configurations of its templates, against float64 (FUZZ_ARGS=...)"
 	@echo "make fuzz-programs      5,000 random programs and 1,000 with gradients on the CPU (FUZZ_ARGS=...)"
 	@echo "make fuzz-gpu-programs  500 random programs on a GPU, half with gradients (JOBS=$(JOBS), FUZZ_ARGS=...)"
 	@echo "make opinfo     operators of torch's test database against eager, forward, gradient, in-place, out= (SHARD=1/8, OPINFO_ARGS=...)"
@@ -73,6 +74,9 @@ fuzz: $(STAMP)
 
 fuzz-gpu:
 	$(GPU_PYTHON) -m tests.fuzz_contractions --out out/fuzz-gpu --shard $(SHARD) --minutes $(FUZZ_MINUTES) $(FUZZ_ARGS)
+
+fuzz-gpu-attention:
+	$(GPU_PYTHON) -m tests.fuzz_attention $(FUZZ_ARGS)
 
 fuzz-programs: $(STAMP)
 	$(BIN)/python -m tests.fuzz_programs --programs 5000 --jobs $(WORKERS) $(FUZZ_ARGS)

@@ -7,7 +7,9 @@ takes most of the time.
 
 from __future__ import annotations
 
+import math
 import multiprocessing as mp
+import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -54,13 +56,15 @@ class Progress:
     refused: int = 0
 
 
-def check(templates: Sequence[str], tasks_of: Tasks) -> int:
-    """Prints what is wrong, and how many checks there were of each template; the exit status."""
+def check(templates: Sequence[str], tasks_of: Tasks, concurrent: int = CONCURRENT, minutes: float = math.inf) -> int:
+    """Prints what is wrong, and how many checks there were of each template; the exit status. Of each template no task begins
+    after so many minutes."""
     wrong = 0
     for template in templates:
-        count = min(CONCURRENT, len(tasks_of(template)))
+        count = min(concurrent, len(tasks_of(template)))
+        work = partial(_check_some, template, tasks_of, step=count, until=time.time() + 60 * minutes)
         with ThreadPoolExecutor(count) as pool:
-            done = list(pool.map(partial(_check_some, template, tasks_of, step=count), range(count)))
+            done = list(pool.map(work, range(count)))
         failures = sum(one.wrong for one in done)
         refused = sum(one.refused for one in done)
         _tell(f"{template}: {sum(one.checks for one in done)} checks, {failures} failures, {refused} tasks refused")
@@ -73,20 +77,20 @@ def _tell(line: str) -> None:
     print(f"{line}\n", end="", flush=True)
 
 
-def _check_some(template: str, tasks_of: Tasks, first: int, step: int) -> Progress:
+def _check_some(template: str, tasks_of: Tasks, first: int, step: int, until: float) -> Progress:
     """The tasks from the first one on in so wide steps."""
     progress, tasks = Progress(first), tasks_of(template)
-    while not _went_on(template, tasks_of, progress, step):
+    while not _went_on(template, tasks_of, progress, step, until):
         _tell(f"{template}: {tasks[progress.task].title}: {progress.config} never ends, or ends its process")
         progress.wrong += 1
     return progress
 
 
-def _went_on(template: str, tasks_of: Tasks, progress: Progress, step: int) -> bool:
+def _went_on(template: str, tasks_of: Tasks, progress: Progress, step: int, until: float) -> bool:
     """Makes the checks behind those that were begun, in a process of its own; False where one stopped it."""
     context, tasks = mp.get_context("spawn"), tasks_of(template)
     ours, theirs = context.Pipe()
-    args = (theirs, template, tasks_of, range(progress.task, len(tasks), step), progress.number + 1)
+    args = (theirs, template, tasks_of, range(progress.task, len(tasks), step), progress.number + 1, until)
     process = context.Process(target=_work, args=args, daemon=True)
     process.start()
     theirs.close()
@@ -110,11 +114,13 @@ def _went_on(template: str, tasks_of: Tasks, progress: Progress, step: int) -> b
     return False
 
 
-def _work(link: Connection, template: str, tasks_of: Tasks, mine: Sequence[int], number: int) -> None:
+def _work(link: Connection, template: str, tasks_of: Tasks, mine: Sequence[int], number: int, until: float) -> None:
     """All checks of some tasks, of the first one from a configuration on."""
     tasks = tasks_of(template)
     with torch.no_grad():
         for at in mine:
+            if time.time() > until:
+                break
             made = tasks[at].make()
             count = number + 1
             while number < count:

@@ -15,6 +15,8 @@ from kgen.ir.spans import EVERYWHERE, UNKNOWN, Holds, Known, where_holds
 from kgen.ir.values import Value
 from kgen.templates import masks
 
+# Sums of products are seldom larger: the last digit of such a number's multiple would be a factor of its power.
+LARGE = 2.0**20
 # Smaller factors, and those that are larger than its inverse, stay where they are: without them numbers may leave its range.
 LEAST_FACTOR = 2.0**-40
 
@@ -78,6 +80,12 @@ class Middle:
         rows, columns = (frozenset(self.loops.get(axis, ())) for axis in self.axes[-2:])
         names = frozenset[Var]().union(*(guard.variables() for guard in found.guards))
         return found if self.loops and not (names & rows and names & columns) else None
+
+    def is_large(self, masked: bool = True, filled: bool = False) -> bool:
+        """Whether the function, as `function` gives it, may be far larger than sums of products are: finite numbers that stand
+        for -inf are, and so may be what it reads from memory."""
+        value = self.function(scaled=False, masked=masked, filled=filled)
+        return any(_may_be_large(one) for one in vs.topological([value]))
 
     @property
     def unmasked(self) -> Value:
@@ -181,6 +189,12 @@ def _shared(value: Value, branches: Sequence[Value], join: Callable[[Value, Valu
         factor, rest = _factored(right)
         return factor, join(left, rest)
     return 1.0, value
+
+
+def _may_be_large(value: Value) -> bool:
+    if value.op == "const":
+        return LARGE <= abs(value.attr) < math.inf
+    return value.op == "load" and value.dtype.is_floating_point
 
 
 def _is_mask(value: Value) -> bool:

@@ -223,6 +223,12 @@ class StepSlot(Named):
         """The positive number that the function multiplies by at last: ``apply(..., scaled=False)`` leaves that out."""
         return self.filler.problem.middles[self.name].factor
 
+    def is_exact(self, masked: bool = True) -> bool:
+        """Whether powers of scores have to be made of differences from a row's highest score, as those of large numbers and of
+        float32 are. With a multiple of each, one instruction less, the last digit of the multiple is a factor of the power."""
+        problem = self.filler.problem
+        return problem.main_dtype.itemsize > 2 or self._middle.is_large(masked, self.filled)
+
     @property
     def masked(self) -> bool:
         """Whether a mask keeps some elements, and makes others -inf."""

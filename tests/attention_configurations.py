@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 import random
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -28,6 +28,9 @@ MASKS = (
 )  # fmt: skip
 FILLS = (-math.inf, -math.inf, -math.inf, "least", -1e4, -30.0)
 SPELLINGS = ("where", "masked_fill", "add")
+# What is computed of operands before, and of the result behind.
+BEFORE = ("nothing", "nothing", "normed", "rotated", "shifted", "widened")
+BEHIND = ("nothing", "nothing", "gated", "beside", "added", "activated")
 
 
 @dataclass(frozen=True)
@@ -46,11 +49,17 @@ class Configuration:
     spelling: str
     upcast: bool
     transposed: bool
+    before: str = "nothing"
+    behind: str = "nothing"
+    # Whether what the score adds has a gradient.
+    learnt: bool = False
 
     def __str__(self) -> str:
-        kind = str(self.dtype).removeprefix("torch.")
+        kind = str(self.dtype).removeprefix("torch.") + (" in float32" if self.upcast else "")
         mask = f"{self.mask} by {self.spelling} of {self.fill}"
-        return f"{self.seed}: {self.score}, {mask}, {kind}, {self.heads}, {self.lengths}, {self.sizes}"
+        around = f"{self.before} before, {self.behind} behind"
+        score = f"learnt {self.score}" if self.learnt else self.score
+        return f"{self.seed}: {score}, {mask}, {kind}, {self.batch} x {self.heads}, {self.lengths}, {self.sizes}, {around}"
 
     # ---- arguments --------------------------------------------------------------------------------------------------
 
@@ -88,11 +97,34 @@ class Configuration:
         shared = self.heads[0] // self.heads[1]
         if shared > 1:
             k, v = k.repeat_interleave(shared, 1), v.repeat_interleave(shared, 1)
-        wide = [one.detach() for one in captured if one.is_floating_point()]
+        wide = [one if self.learnt else one.detach() for one in captured if one.is_floating_point()]
         other = [one for one in captured if not one.is_floating_point()]
-        s = self._scored(q @ k.transpose(-1, -2), *wide)
+        left, right = self._before(q), self._before(k)
+        s = self._scored(left @ right.transpose(-1, -2), *wide)
         s = s.float() if self.upcast and s.dtype != torch.float64 else s
-        return self._masked(s, *other).softmax(-1).to(v.dtype) @ v
+        return self._behind(self._masked(s, *other).softmax(-1).to(v.dtype) @ v, v)
+
+    def _before(self, x: Tensor) -> Tensor:
+        """Queries or keys as scores read them."""
+        if self.before == "rotated":
+            angles = _positions(x)[0] / torch.arange(1, x.shape[-1] + 1, device=x.device)
+            return x * angles.cos().to(x.dtype) + x.flip(-1) * angles.sin().to(x.dtype)
+        return {
+            "nothing": lambda: x,
+            "normed": lambda: x * torch.rsqrt((x * x).mean(-1, keepdim=True) + 1e-3),
+            "shifted": lambda: x + 0.5 * torch.arange(x.shape[-1], device=x.device).to(x.dtype).cos(),
+            "widened": lambda: (x.to(torch.promote_types(x.dtype, torch.float32)) * 1.25).to(x.dtype),
+        }[self.before]()
+
+    def _behind(self, made: Tensor, v: Tensor) -> Tensor:
+        along = torch.arange(made.shape[-1], device=v.device).to(v.dtype)
+        return {
+            "nothing": lambda: made,
+            "gated": lambda: made * torch.sigmoid(made - along.cos()),
+            "beside": lambda: made.transpose(1, 2).flatten(2),
+            "added": lambda: made + along.cos(),
+            "activated": lambda: torch.nn.functional.silu(made.to(torch.promote_types(made.dtype, torch.float32))).to(v.dtype),
+        }[self.behind]()
 
     def _scored(self, s: Tensor, *captured: Tensor) -> Tensor:
         rows, columns = _positions(s)
@@ -175,15 +207,32 @@ def drawn(seed: int) -> Configuration:
     m = draw.choice((1, 3, draw.randint(2, 70), draw.randint(30, 260)))
     n = m if draw.random() < 0.5 else draw.randint(m, m + 150)
     d = draw.choice((8, 16, 32, 64, draw.randint(3, 96)))
-    return Configuration(
+    made = Configuration(
         seed, draw.randint(1, 3), (few * draw.choice((1, 1, 2, 4)), few), (m, n),
         (d, d if draw.random() < 0.6 else draw.randint(3, 80)), draw.choice(TYPES), draw.choice(SCORES), draw.choice(MASKS),
         draw.choice(FILLS), draw.choice(SPELLINGS), draw.random() < 0.5, draw.random() < 0.3,
     )  # fmt: skip
+    return _with_more(made, draw)
+
+
+def drawn_large(seed: int) -> Configuration:
+    """The configuration of a seed in sizes that all kernels of a GPU take: most have heads of 64 or 128 in 16 bits."""
+    made, draw = drawn(seed), random.Random(-1 - seed)
+    m = draw.choice((draw.randint(1, 150), draw.randint(100, 400), draw.randint(300, 900), 128 * draw.randint(1, 6)))
+    n = m if draw.random() < 0.5 else draw.randint(m, m + 400)
+    d = draw.choice((64, 64, 128, 128, made.sizes[0], 8 * draw.randint(1, 20), 256))
+    v = d if draw.random() < 0.8 else draw.choice((64, 128, made.sizes[1]))
+    dtype = draw.choice((torch.bfloat16, torch.bfloat16, torch.float16, torch.float16, torch.float32))
+    return replace(made, lengths=(m, n), sizes=(d, v), dtype=dtype)
+
+
+def _with_more(made: Configuration, draw: random.Random) -> Configuration:
+    learnt = made.score in ("bias", "batch bias") and draw.random() < 0.5
+    return replace(made, before=draw.choice(BEFORE), behind=draw.choice(BEHIND), learnt=learnt)
 
 
 def _positions(s: Tensor) -> tuple[Tensor, Tensor]:
     return torch.arange(s.shape[-2], device=s.device)[:, None], torch.arange(s.shape[-1], device=s.device)
 
 
-__all__ = ["Configuration", "drawn"]
+__all__ = ["Configuration", "drawn", "drawn_large"]

@@ -221,6 +221,15 @@ def _behind_elementwise(roots: Iterable[Node], least: int) -> Iterator[Node]:
             waiting += node.all_input_nodes
 
 
+def _is_rounded_small(node: Node, matrix: int) -> bool:
+    """Whether a kernel may keep more bits of a node than memory does, which is no matrix of scores."""
+    if not _elements(node) or _elements(node) >= matrix or node.meta["val"].dtype not in HALVES:
+        return False
+    while node.op == "call_function" and (node.target in SAME or getattr(node.target, "is_view", False)):
+        [node] = node.all_input_nodes
+    return node.op == "call_function" and not _is_contraction(node)
+
+
 def _enlarged(contraction: Node) -> Iterator[Node]:
     """What makes more bytes of the same elements in front of a contraction, with the views around it: it repeats them, as of
     heads that share keys, or widens them, and may scale them as well."""
@@ -285,6 +294,7 @@ class _Rewrite:
             self._replace_row_sum(node)
         for node in [one for one in self.graph.nodes if one in self.backward]:
             self._replace_padding(node)
+        self._round()
         lse = self._log_sum_exp()
         self._recompute(lse)
         self._mark()
@@ -292,6 +302,16 @@ class _Rewrite:
             columns = _columns_of(node)
             if columns is not None and columns[0].meta["val"].shape[-1] == self.softmax.scores.meta["val"].shape[-1]:
                 self._replace_columns(node, *columns)
+
+    def _round(self) -> None:
+        """What scores read of smaller 16-bit results is rounded in forward as well: backward has it from memory, and powers of
+        other scores than those of the log-sum-exp are no weights."""
+        for node in list(_behind_elementwise([self.softmax.scores], _matrix(self.softmax.scores))):
+            for one in node.all_input_nodes if _is_elementwise(node) else ():
+                if _is_rounded_small(one, _matrix(self.softmax.scores)):
+                    with self.graph.inserting_before(node):
+                        wide = self._call(aten._to_copy.default, one, dtype=torch.float32)
+                        node.replace_input_with(one, self._call(aten._to_copy.default, wide, dtype=one.meta["val"].dtype))
 
     def _recompute(self, lse: Node) -> None:
         """Backward reads copies of the weights, and of what is made of them."""

@@ -23,6 +23,16 @@ GUARDED = [
     replace(PLAIN, seed=1001, score="softcap", fill=-math.inf, lengths=(70, 70), heads=(2, 2)),
     replace(PLAIN, seed=1002, mask="window", fill="least", spelling="masked_fill", lengths=(70, 70), sizes=(24, 8)),
 ]
+# Long rows of slopes: a slope that backward reads is rounded, so that forward has to round it as well.
+SLOPED = replace(PLAIN, seed=1012, batch=1, heads=(1, 1), lengths=(64, 900), dtype=torch.bfloat16, score="slopes", mask="none")
+# A sum over heads that share keys, of a gradient with one column.
+SHARED = drawn(89)
+# Rows of which a tile, or all, is masked by a number so large that a multiple of it differs from itself by powers of two.
+FILLED = [
+    replace(PLAIN, seed=1003, batch=1, lengths=(64, 130), dtype=torch.bfloat16, mask="window", fill="least"),
+    replace(PLAIN, seed=1004, batch=1, lengths=(64, 130), mask="window", fill=-1e30, spelling="masked_fill"),
+    replace(PLAIN, seed=1005, batch=1, lengths=(64, 70), dtype=torch.bfloat16, fill="least", spelling="add"),
+]
 
 
 def check(configurations: list[Configuration], gpu: bool = False) -> None:
@@ -32,7 +42,7 @@ def check(configurations: list[Configuration], gpu: bool = False) -> None:
 
 @pytest.mark.cpu
 def test_some_configurations() -> None:
-    check([*GUARDED, *map(drawn, QUICK)])
+    check([*GUARDED, *FILLED, SLOPED, SHARED, *map(drawn, QUICK)])
 
 
 @pytest.mark.cpu
@@ -45,6 +55,11 @@ def test_all_configurations(first: int) -> None:
 @pytest.mark.interpret
 def test_guards_in_the_interpreter() -> None:
     check(GUARDED[:2], gpu=True)
+
+
+@pytest.mark.interpret
+def test_rows_filled_with_large_numbers_in_the_interpreter() -> None:
+    check(FILLED, gpu=True)
 
 
 @pytest.mark.interpret

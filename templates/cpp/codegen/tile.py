@@ -239,9 +239,10 @@ class Slots:
 
     def _has_long_runs(self, one: Input, axis: str) -> bool:
         """Whether vectors along an axis of several loops would divide for each lane, though the last loop fills much of one."""
-        *outer, last = one.loops[axis]
-        count = last.extent.as_int()
-        return bool(outer) and count is not None and LONG_RUN * count >= self.problem.device.lanes
+        if len(one.loops[axis]) < 2:
+            return False
+        count = one.loops[axis][-1].extent.as_int()
+        return count is not None and LONG_RUN * count >= self.problem.device.lanes
 
     def _over_coordinates(self, operand: str, name: str, indices: Sequence[str], phase: str) -> list[str]:
         """A function that computes a rectangle of the operand over coordinates of its windows, in the type of sums: each once

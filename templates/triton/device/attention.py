@@ -10,15 +10,25 @@ from kgen.templates.triton.device.matmul import waited
 
 
 @triton.jit
-def shift_of(highest, scale: tl.constexpr):
-    """What is subtracted of scores in powers of two: `scale` times the highest of a row, nothing of one that is -inf so far."""
-    return tl.where(highest == float("-inf"), 0.0, highest) * scale
+def shift_of(highest, scale: tl.constexpr, exact: tl.constexpr = False):
+    """What is subtracted of scores in powers of two: `scale` times the highest of a row, nothing of one that is -inf so far. Of
+    `exact` powers it is the highest score itself."""
+    shift = tl.where(highest == float("-inf"), 0.0, highest)
+    if exact:
+        return shift
+    else:
+        return shift * scale
 
 
 @triton.jit
-def power_of(scores, shift, scale: tl.constexpr):
-    """2^(scale * scores - shift), rounded once before the power is taken."""
-    return approximate_exp2(tl.fma(scores, tl.full(scores.shape, scale, scores.dtype), tl.broadcast_to(-shift, scores.shape)))
+def power_of(scores, shift, scale: tl.constexpr, exact: tl.constexpr = False):
+    """2^(scale * scores - shift), rounded once before the power is taken. An `exact` one is 2^(scale * (scores - shift)): the
+    highest score's is 1, however large it is."""
+    if exact:
+        return approximate_exp2((scores - shift) * scale)
+    else:
+        factor = tl.full(scores.shape, scale, scores.dtype)
+        return approximate_exp2(tl.fma(scores, factor, tl.broadcast_to(-shift, scores.shape)))
 
 
 @triton.jit

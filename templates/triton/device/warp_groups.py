@@ -309,12 +309,21 @@ def rescaled(acc, factors):
 
 
 @gluon.jit
-def shift_of(highest, scale: gl.constexpr):
-    """What is subtracted of scores in powers of two: `scale` times the highest of a row, nothing of one that is -inf so far."""
-    return gl.where(highest == float("-inf"), 0.0, highest) * scale
+def shift_of(highest, scale: gl.constexpr, exact: gl.constexpr = False):
+    """What is subtracted of scores in powers of two: `scale` times the highest of a row, nothing of one that is -inf so far. Of
+    `exact` powers it is the highest score itself."""
+    shift = gl.where(highest == float("-inf"), 0.0, highest)
+    if exact:
+        return shift
+    else:
+        return shift * scale
 
 
 @gluon.jit
-def power_of(numbers, shift, scale: gl.constexpr):
-    """2^(scale * numbers - shift), rounded once before the power is taken."""
-    return approximate_exp2(gl.fma(numbers, scale, -shift))
+def power_of(numbers, shift, scale: gl.constexpr, exact: gl.constexpr = False):
+    """2^(scale * numbers - shift), rounded once before the power is taken. An `exact` one is 2^(scale * (numbers - shift)): the
+    highest number's is 1, however large it is."""
+    if exact:
+        return approximate_exp2((numbers - shift) * scale)
+    else:
+        return approximate_exp2(gl.fma(numbers, scale, -shift))
