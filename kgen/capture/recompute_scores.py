@@ -227,7 +227,7 @@ def _is_rounded_small(node: Node, matrix: int) -> bool:
         return False
     while node.op == "call_function" and (node.target in SAME or getattr(node.target, "is_view", False)):
         [node] = node.all_input_nodes
-    return node.op == "call_function" and not _is_contraction(node)
+    return node.op == "call_function" and bool(node.all_input_nodes) and not _is_contraction(node)
 
 
 def _enlarged(contraction: Node) -> Iterator[Node]:

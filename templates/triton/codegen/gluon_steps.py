@@ -4,23 +4,25 @@ one's elements:
     s' = exp(s * 0.125 - lse[n]) * (t - delta[n])     ->     early0 = exp(s * 0.125 - lse[n])     first
                                                              s' = early0 * (t - delta[n])         second
 
-What is early is 0 where the mask keeps nothing, so the function has to be 0 there as well. Numbers of columns that it reads
-come through shared memory by TMA, those of rows are read once, in front of the loop.
+What is early is 0 where the mask keeps nothing, so the function has to be 0 there as well. Of a row of which a mask keeps
+nothing the numbers are NaN: where there may be such rows, the function is made 0. Numbers of columns that it reads come
+through shared memory by TMA, those of rows are read once, in front of the loop.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 
 from kgen.ir import index as ix
 from kgen.ir import values as vs
-from kgen.ir.index import Expr
+from kgen.ir.index import Expr, Var
+from kgen.ir.spans import Known, where_holds
 from kgen.ir.values import Value
 from kgen.rendered.tensor_map import TensorMap
+from kgen.templates.middle import Middle
 from kgen.templates.problem import Problem
 from kgen.templates.slots import Index
 from kgen.templates.triton.codegen.gluon_handles import ColumnRing, Columns
@@ -127,6 +129,9 @@ class StepHalves:
             emitter.locals[early] = (text, emitter.level)
         emitter.locals[self._middle.steps[number]] = (tile, emitter.level)
         text = emitter._tile(_with(value, mapping))
+        if mapping and _may_keep_nothing(self._middle):
+            nothing = " & ".join(f"({early.attr} == 0)" for early in mapping.values())
+            text = f"tl.where({nothing}, 0.0, {text})"
         past = [emitter.inside(axis) for axis in self._middle.axes[-1:] if axis in emitter.masked()]
         emitter.outer.lines.append(f"{tile} = " + (f"tl.where({past[0]}, {text}, 0.0)" if past else text))
         return emitter.finish()
@@ -193,7 +198,7 @@ class StepHalves:
     # ---- the function -----------------------------------------------------------------------------------------------
 
     @property
-    def _middle(self) -> Any:
+    def _middle(self) -> Middle:
         return self.slots.problem.middles[self.step]
 
     def _function(self, emitter: TileEmitter) -> Value:
@@ -209,8 +214,8 @@ class StepHalves:
     def _kept(self, emitter: TileEmitter) -> str:
         """Where elements are not 0; empty: everywhere."""
         axis = self._middle.axes[-1]
-        masked = self.masked and self._middle.mask is not None and not self._middle.guards
-        parts = [emitter._tile(self._middle.mask)] if masked else []
+        mask = self._middle.mask if self.masked and not self._middle.guards else None
+        parts = [] if mask is None else [emitter._tile(mask)]
         parts += [emitter.inside(axis)] if axis in emitter.masked() else []
         return " & ".join(parts)
 
@@ -233,6 +238,21 @@ class ThroughColumns:
 
     def store(self, buffer: str, offset: Expr, dtype: torch.dtype) -> Callable[[str], list[str]] | None:
         return None
+
+
+def _may_keep_nothing(middle: Middle) -> bool:
+    """Whether a mask may keep none of the elements that share a number in memory, such as the scores of a row with one
+    log-sum-exp."""
+    loads = frozenset[Var]().union(*(load.variables() for load in vs.loads([middle.function(masked=False)])))
+    named = [axis for axis in middle.axes[-2:] if not loads.isdisjoint(middle.loops[axis])]
+    own = middle.loops[named[0]] if len(named) == 1 else ()
+    others = [v for axis in middle.axes[-2:] if axis not in named for v in middle.loops[axis]]
+    if middle.mask is None or len(own) != 1 or len(others) != 1:
+        return middle.mask is not None
+    must = where_holds(middle.mask, others[0], {}, Known(frozenset(own))).must
+    begins, ends = ((must.begin, ix.ZERO), (must.end, others[0].extent)) if must is not None else ((), ())
+    least = [(end - begin).bounds()[0] for begin in begins if begin is not None for end in ends if end is not None]
+    return not least or min(least) < 1
 
 
 def _narrow(part: Value) -> torch.dtype | None:

@@ -237,6 +237,21 @@ def test_functions_with_two_factors_are_made_in_parts() -> None:
     assert reasons(OPERANDS, written_out(CAUSAL, OPERANDS), args) == [None, None]
 
 
+def strict(s: Tensor, *_: Tensor) -> Tensor:
+    """Row 0 has no key."""
+    return torch.arange(s.shape[-1], device=s.device) < torch.arange(s.shape[-2], device=s.device)[:, None]
+
+
+@pytest.mark.none
+@pytest.mark.parametrize("wanted", ["q", "k"])
+def test_rows_of_which_a_mask_keeps_nothing_have_no_gradients(wanted: str) -> None:
+    """Their log-sum-exp is -inf and their results are NaN, so that a weight of 0 times the rest would be NaN as well."""
+    for mask, asks in ((causal, False), (window, False), (strict, True)):
+        plan, options, _ = planned(PLAIN, mask, (256, 256, 64, 64), wanted)
+        source = launched(plan, options)[1].source
+        assert ("tl.where((early0 == 0), 0.0, " in source) == asks
+
+
 # ---- functions in two parts -------------------------------------------------------------------------------------------
 
 S, T = (vs.step_result(name, f32) for name in ("s", "t"))
