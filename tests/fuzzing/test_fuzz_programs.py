@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 import torch
 from fuzz_operations import OPERATIONS, RAISING
-from fuzz_oracle import Finding, OtherOrder, check, reordered
+from fuzz_oracle import Finding, OtherOrder, Outcome, check, reordered, repeats
 from fuzz_program import Program, grow, runs, shrunk
 from fuzz_programs import Worker, module, operations
 
@@ -102,6 +102,19 @@ def test_what_depends_on_the_last_bits_is_not_compared() -> None:
         == "ok"
     )
     assert check(program("v0 = x0 > 0.1"), backend=changed(lambda r: [~r[0]])).kind == "values"
+
+
+def test_a_sum_of_terms_has_their_last_bits_near_a_root() -> None:
+    near = program("v0 = torch.digamma(x0)", base="randn(6).to(f64) * 0 + 1.5")
+    assert check(near, backend=changed(lambda r: [r[0] + 3e-16])).kind == "ok"
+    assert check(near, backend=changed(lambda r: [r[0] + 1e-13])).kind == "values"
+
+
+def test_what_eager_itself_does_not_repeat_is_not_compared() -> None:
+    one = Outcome(results=[torch.ones(3)])
+    assert repeats(one, Outcome(results=[torch.ones(3) + 1e-6]))
+    assert not repeats(one, Outcome(results=[torch.full((3,), torch.nan)]))
+    assert not repeats(Outcome(results=[torch.ones(3) > 0]), Outcome(results=[torch.ones(3) > 1]))
 
 
 def test_a_16_bit_result_may_be_more_exact_than_eager() -> None:
