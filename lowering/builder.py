@@ -262,7 +262,7 @@ class Builder:
         all orders of its dimensions: two gradients of a linear layer read the same matrix, one of them transposed."""
         view = self.as_view(tensor)
         if view is None:
-            view = self.as_view(self._copied_before(tensor) or self._copied(tensor))
+            view = self.as_view(self.copied(tensor, range(tensor.rank)))
         assert view is not None
         return view
 
@@ -284,21 +284,15 @@ class Builder:
         self.copies = {tensor: name for tensor, name in self.copies.items() if name not in gone}
         self.placed = {key: made for key, made in self.placed.items() if gone.isdisjoint(_read_by(made))}
 
-    def _copied(self, tensor: Tensor) -> Tensor:
-        made = self.stored_operand(tensor)
-        self.copies[tensor] = made.value.attr[0]
-        return made
-
-    def _copied_before(self, tensor: Tensor) -> Tensor | None:
-        """The tensor as a view of a copy that was made for another call."""
-        for order in itertools.permutations(range(tensor.rank)) if self.copies and tensor.rank <= MOST_ORDERED else ():
-            sizes = tuple(tensor.sizes[k] for k in order)
-            turned: dict[ix.Atom, Expr] = {tensor.axes[k]: v.expr() for k, v in zip(order, axes(sizes), strict=True)}
-            name = self._copy_of(replace(tensor, sizes=sizes, value=vs.substitute(tensor.value, turned)))
+    def copied(self, tensor: Tensor, order: Sequence[int]) -> Tensor:
+        """The tensor as a view of a copy: one made for another call, or a new one with the dimensions in this order."""
+        for old in itertools.permutations(range(tensor.rank)) if self.copies and tensor.rank <= MOST_ORDERED else ():
+            name = self._copy_of(_permuted(tensor, old))
             if name is not None:
-                index = tuple(tensor.axes[k].expr() for k in order)
-                return replace(tensor, value=vs.load(name, index, tensor.dtype))
-        return None
+                return _view_of(name, tensor, old)
+        turned = _permuted(tensor, order)
+        name = self.copies[turned] = self.stored_operand(turned).value.attr[0]
+        return _view_of(name, tensor, order)
 
     def stored_operand(self, tensor: Tensor) -> Tensor:
         """A buffer for an operand: its operators are those that computed it, not the call that wants it."""
@@ -500,6 +494,17 @@ def _is_element(value: Value) -> bool:
         if any(one.op != "const" for one in numbers):
             return False
     return value.op == "load"
+
+
+def _permuted(tensor: Tensor, order: Sequence[int]) -> Tensor:
+    sizes = tuple(tensor.sizes[k] for k in order)
+    turned: dict[ix.Atom, Expr] = {tensor.axes[k]: v.expr() for k, v in zip(order, axes(sizes), strict=True)}
+    return replace(tensor, sizes=sizes, value=vs.substitute(tensor.value, turned))
+
+
+def _view_of(name: str, tensor: Tensor, order: Sequence[int]) -> Tensor:
+    """The tensor, read from a buffer that has its dimensions in this order."""
+    return replace(tensor, value=vs.load(name, (tensor.indices[k] for k in order), tensor.dtype))
 
 
 def _read_by(tensor: Tensor) -> set[str]:
