@@ -45,7 +45,7 @@ def row_source(b: Builder, x: Tensor, points: Expr) -> Tensor:
     """`gather_source` for gathers of rows, the last dimension; `points` elements are read in all."""
     reads, elements = points.as_int(), x.numel().as_int()
     if reads and elements and reads >= TIMES_READ * elements and _has_scattered_rows(b, x):
-        return b.copied(x, range(x.rank))
+        return b.with_rows(x)
     return gather_source(b, x)
 
 

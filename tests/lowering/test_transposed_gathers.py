@@ -9,6 +9,7 @@ import torch
 from op_case import check
 from torch import Tensor
 
+from kgen.ir import values as vs
 from kgen.ir.nodes import Graph, Pointwise
 
 CHANNELS, POINTS = 16, 40
@@ -54,6 +55,30 @@ def test_several_gathers_read_one_copy() -> None:
         return x.t()[rows] - x.t()[rows.flip(0)]
 
     assert copies(check(f, inputs())) == [(POINTS, CHANNELS)]
+
+
+def edges(x: Tensor, rows: Tensor) -> Tensor:
+    """Differences of points to others, and the points: as a graph network has them."""
+    got = x.transpose(1, 2)[rows % 2, rows]
+    return torch.cat([got - x.transpose(1, 2)[0, :1], x.transpose(1, 2)[1, :1].expand_as(got)], 1)
+
+
+def test_others_read_the_copy_as_well() -> None:
+    graph = check(edges, [inputs()[0].view(2, 8, POINTS), inputs()[1]])
+    assert copies(graph) == [(2, POINTS, 8)]
+    [result] = [n for n in graph.nodes[1:] if isinstance(n, Pointwise)]
+    read = {load.attr[0] for load in vs.loads([result.value])}
+    assert graph.nodes[0].out in read  # type: ignore[union-attr]
+    assert graph.inputs[0] not in read
+
+
+def test_copies_in_two_orders_of_one_tensor() -> None:
+    def f(x: Tensor, rows: Tensor) -> tuple[Tensor, ...]:
+        planes, points = x.permute(1, 2, 0), x.transpose(1, 2)
+        first = points[rows % 8, rows]
+        return first, planes[rows % 16, rows] - 1, planes[rows[:2] % 16] + 0, points[rows[:2] % 8] + 0
+
+    check(f, [torch.randn(8, 16, POINTS), torch.cat([inputs()[1]] * 20)])
 
 
 def test_what_is_written_in_between_is_copied_again() -> None:
