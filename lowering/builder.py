@@ -19,7 +19,7 @@ from kgen.ir.index import Expr, ExprLike
 from kgen.ir.nodes import Buffer, Origin, Sizes, TensorArg
 from kgen.ir.values import Value
 from kgen.lowering.few_terms import are_cheap, are_few, are_last, combined
-from kgen.lowering.tensor import Tensor, axes, indices, is_empty, number_of, rounded
+from kgen.lowering.tensor import Tensor, at, axes, indices, is_empty, number_of, rounded
 
 # Up to so many elements rounds of maxima beat the library's partial sort on a CPU; and on a GPU, of so many rows or more
 # (docs/decisions/0032-rows-on-a-gpu.md: others have not been measured).
@@ -52,6 +52,7 @@ class Builder:
         self.stored: dict[str, Value] = {}  # buffer -> the element that it was made of, over its axes
         self.placed: dict[tuple[Tensor, Sizes], Tensor] = {}  # operands stored with strides of their own
         self.copies: dict[Tensor, str] = {}  # of operands that are no views of buffers
+        self.turned: dict[str, Tensor] = {}  # buffer -> itself, read from a copy with another order of dimensions
         self.checked: set[Expr] = set()  # conditions that calls check at run time
         self._taken: dict[str, int] = {}
 
@@ -232,7 +233,7 @@ class Builder:
     def copy(self, tensor: Tensor, stem: str | None = None) -> Tensor:
         """A fresh buffer with the contents of `tensor`."""
         out = self.buffer(tensor.sizes, tensor.dtype, tensor.device, stem)
-        value = _anything(tensor.value) if is_empty(tensor.sizes) else tensor.value
+        value = _anything(tensor.value) if is_empty(tensor.sizes) else self._along_rows(tensor)
         self.graph.nodes.append(ir.Pointwise(out.name, tensor.axes, value, self.origin))
         self.stored[out.name] = value
         return self.load(out)
@@ -262,7 +263,7 @@ class Builder:
         all orders of its dimensions: two gradients of a linear layer read the same matrix, one of them transposed."""
         view = self.as_view(tensor)
         if view is None:
-            view = self.as_view(self._copied_before(tensor) or self._copied(tensor))
+            view = self.as_view(self.copied(tensor, range(tensor.rank)))
         assert view is not None
         return view
 
@@ -283,22 +284,61 @@ class Builder:
         del self.graph.nodes[mark:]
         self.copies = {tensor: name for tensor, name in self.copies.items() if name not in gone}
         self.placed = {key: made for key, made in self.placed.items() if gone.isdisjoint(_read_by(made))}
+        self.turned = {source: made for source, made in self.turned.items() if gone.isdisjoint(_read_by(made))}
 
-    def _copied(self, tensor: Tensor) -> Tensor:
-        made = self.stored_operand(tensor)
-        self.copies[tensor] = made.value.attr[0]
-        return made
-
-    def _copied_before(self, tensor: Tensor) -> Tensor | None:
-        """The tensor as a view of a copy that was made for another call."""
-        for order in itertools.permutations(range(tensor.rank)) if self.copies and tensor.rank <= MOST_ORDERED else ():
-            sizes = tuple(tensor.sizes[k] for k in order)
-            turned: dict[ix.Atom, Expr] = {tensor.axes[k]: v.expr() for k, v in zip(order, axes(sizes), strict=True)}
-            name = self._copy_of(replace(tensor, sizes=sizes, value=vs.substitute(tensor.value, turned)))
+    def copied(self, tensor: Tensor, order: Sequence[int]) -> Tensor:
+        """The tensor as a view of a copy: one made for another call, or a new one with the dimensions in this order."""
+        for old in itertools.permutations(range(tensor.rank)) if self.copies and tensor.rank <= MOST_ORDERED else ():
+            name = self._copy_of(_permuted(tensor, old))
             if name is not None:
-                index = tuple(tensor.axes[k].expr() for k in order)
-                return replace(tensor, value=vs.load(name, index, tensor.dtype))
-        return None
+                return _view_of(name, tensor, old)
+        turned = _permuted(tensor, order)
+        name = self.copies[turned] = self.stored_operand(turned).value.attr[0]
+        return _view_of(name, tensor, order)
+
+    def with_rows(self, tensor: Tensor) -> Tensor:
+        """The tensor with neighbours along its last dimension side by side in memory: read from a copy of the buffer that it is
+        elements of, which later readers of that buffer may share, or from a copy of its own."""
+        order = self._rows_last(tensor)
+        if order is None:
+            return self.copied(tensor, range(tensor.rank))
+        name, index, _ = tensor.value.attr
+        made = self.turned[name] = self.copied(self.load(self.graph.buffers[name]), order)
+        return replace(tensor, value=at(made, index))
+
+    def _rows_last(self, tensor: Tensor) -> tuple[int, ...] | None:
+        """Of a tensor that is elements of a buffer no larger than itself: its dimensions, the tensor's last one last."""
+        value = tensor.value
+        if value.op != "load" or value.args or value.attr[2] != tensor.dtype:
+            return None
+        name, index, _ = value.attr
+        last, buffer = tensor.axes[-1], self.graph.buffers[name]
+        along = [k for k, e in enumerate(index) if last in ix.free_atoms(e)]
+        size, most = ix.product(buffer.sizes).as_int(), tensor.numel().as_int()
+        if len(along) != 1 or index[along[0]] is not last.expr() or size is None or most is None or size > most:
+            return None
+        return (*(k for k in range(len(index)) if k != along[0]), along[0])
+
+    def _along_rows(self, tensor: Tensor) -> Value:
+        """The tensor's element, read from copies in which neighbours along the last dimension are side by side."""
+        if not self.turned or not tensor.rank:
+            return tensor.value
+
+        def turned(load: Value) -> Value | None:
+            made = self.turned.get(load.attr[0])
+            if made is None:
+                return None
+            read = at(made, load.attr[1])
+            copy, index, _ = read.attr
+            if self.versions.get(copy, copy) != copy or self._step(copy, index, tensor.axes[-1]) != 1:
+                return None
+            return vs.guard_loads(read, load.args[0]) if load.args else read
+
+        return vs.replace_loads([tensor.value], turned)[0]
+
+    def _step(self, name: str, index: Sequence[Expr], loop: ix.Var) -> Expr | None:
+        buffer = self.graph.buffers[name]
+        return ix.stride_of(ix.linearize(index, buffer.strides or ir.dense_strides(buffer)), loop)
 
     def stored_operand(self, tensor: Tensor) -> Tensor:
         """A buffer for an operand: its operators are those that computed it, not the call that wants it."""
@@ -500,6 +540,17 @@ def _is_element(value: Value) -> bool:
         if any(one.op != "const" for one in numbers):
             return False
     return value.op == "load"
+
+
+def _permuted(tensor: Tensor, order: Sequence[int]) -> Tensor:
+    sizes = tuple(tensor.sizes[k] for k in order)
+    turned: dict[ix.Atom, Expr] = {tensor.axes[k]: v.expr() for k, v in zip(order, axes(sizes), strict=True)}
+    return replace(tensor, sizes=sizes, value=vs.substitute(tensor.value, turned))
+
+
+def _view_of(name: str, tensor: Tensor, order: Sequence[int]) -> Tensor:
+    """The tensor, read from a buffer that has its dimensions in this order."""
+    return replace(tensor, value=vs.load(name, (tensor.indices[k] for k in order), tensor.dtype))
 
 
 def _read_by(tensor: Tensor) -> set[str]:

@@ -11,7 +11,7 @@ import torch
 from kgen.ir import index as ix
 from kgen.ir import values as vs
 from kgen.ir.index import Expr
-from kgen.ir.nodes import Sizes
+from kgen.ir.nodes import Sizes, dense_strides
 from kgen.ir.values import Value
 from kgen.lowering.builder import Builder
 from kgen.lowering.checks import checked
@@ -26,6 +26,9 @@ from kgen.lowering.views import Extent, axis, dense, select, slice_length, slice
 
 # A gathered value that costs more than this is stored first: every element read through an index would compute it again.
 CHEAP_SOURCE = 4
+# Rows of a transposed tensor that are read so many times are copied first: each of their elements is in a sector of its own,
+# and a copy has them side by side. Rows shorter than a sector gain little.
+TIMES_READ, SECTOR = 2, 32
 
 
 def gather_source(b: Builder, x: Tensor, points: Expr | None = None) -> Tensor:
@@ -36,6 +39,27 @@ def gather_source(b: Builder, x: Tensor, points: Expr | None = None) -> Tensor:
     if points is not None and not any(s == 0 for s in x.sizes) and ix.lower_bound(x.numel() - points) >= 0:
         return x
     return b.realize(x)
+
+
+def row_source(b: Builder, x: Tensor, points: Expr) -> Tensor:
+    """`gather_source` for gathers of rows, the last dimension; `points` elements are read in all."""
+    reads, elements = points.as_int(), x.numel().as_int()
+    if reads and elements and reads >= TIMES_READ * elements and _has_scattered_rows(b, x):
+        return b.with_rows(x)
+    return gather_source(b, x)
+
+
+def _has_scattered_rows(b: Builder, x: Tensor) -> bool:
+    """Whether neighbours of a row are far apart in memory, in all that they are made of."""
+    length, loads = x.sizes[-1].as_int() or 0, vs.loads([x.value])
+    return bool(loads) and length * x.dtype.itemsize >= SECTOR and all(_is_scattered(b, load, x.axes[-1]) for load in loads)
+
+
+def _is_scattered(b: Builder, load: Value, loop: ix.Var) -> bool:
+    name, index, dtype = load.attr
+    buffer = b.graph.buffers[name]
+    stride = ix.stride_of(ix.linearize(index, buffer.strides or dense_strides(buffer)), loop)
+    return stride is not None and (stride.as_int() or 0) * dtype.itemsize >= SECTOR
 
 
 def position(index: Tensor, where: Sequence[Expr], extent: Expr, wrap: bool) -> Expr:
@@ -73,6 +97,11 @@ class Advanced:
         kept = [self.sizes[k] for k in self.kept]
         return (*kept[: self.first], *self.shape, *kept[self.first :])
 
+    def gathered(self, b: Builder, x: Tensor) -> Tensor:
+        """The indexed tensor in a form that may be read at any index; its rows stay rows where the last dimension stays so."""
+        rows = self.kept[-1:] == [len(self.sizes) - 1] and len(self.kept) > self.first
+        return row_source(b, x, ix.product(self.result_sizes())) if rows else gather_source(b, x)
+
     def source(self, j: Sequence[Expr], wrap: bool = True) -> list[Expr]:
         """The index into the indexed tensor for an index into the result."""
         n = len(self.shape)
@@ -88,13 +117,13 @@ def index(b: Builder, x: Tensor, indices_: Sequence[Tensor | None]) -> Tensor:
     plan = Advanced(x.sizes, indices_)
     if not plan.indexed:
         return x
-    return read_at(b, gather_source(b, x), plan.result_sizes(), lambda *j: plan.source(j))
+    return read_at(b, plan.gathered(b, x), plan.result_sizes(), lambda *j: plan.source(j))
 
 
 def unsafe_index(b: Builder, x: Tensor, indices_: Sequence[Tensor | None]) -> Tensor:
     """What is known to be in range."""
     plan = Advanced(x.sizes, indices_)
-    return reindex(gather_source(b, x), plan.result_sizes(), lambda *j: plan.source(j)) if plan.indexed else x
+    return reindex(plan.gathered(b, x), plan.result_sizes(), lambda *j: plan.source(j)) if plan.indexed else x
 
 
 def unsafe_masked_index(b: Builder, x: Tensor, mask: Tensor, indices_: Sequence[Tensor | None], fill: Any) -> Tensor:
@@ -128,8 +157,9 @@ def gather(b: Builder, x: Tensor, dim: int, index: Tensor, *, sparse_grad: bool 
 
 
 def index_select(b: Builder, x: Tensor, dim: int, index: Tensor) -> Tensor:
-    source, lanes, k = gather_source(b, at_least_1d(x)), at_least_1d(index), axis(dim, x.rank)
+    source, lanes, k = at_least_1d(x), at_least_1d(index), axis(dim, x.rank)
     sizes = (*source.sizes[:k], lanes.sizes[0], *source.sizes[k + 1 :])
+    source = gather_source(b, source) if k == source.rank - 1 else row_source(b, source, ix.product(sizes))
     read = read_at(b, source, sizes, lambda *j: [*j[:k], position(lanes, [j[k]], source.sizes[k], False), *j[k + 1 :]])
     return read if x.rank else reshape(read, ())
 
@@ -140,7 +170,8 @@ def embedding(b: Builder, weight: Tensor, indices_: Tensor, *_: Any, **__: Any) 
     def where(*j: Expr) -> list[Expr]:
         return [position(indices_, j[:n], weight.sizes[0], False), *j[n:]]
 
-    return read_at(b, gather_source(b, weight), (*indices_.sizes, *rest), where)
+    sizes = (*indices_.sizes, *rest)
+    return read_at(b, row_source(b, weight, ix.product(sizes)), sizes, where)
 
 
 def take(b: Builder, x: Tensor, index: Tensor) -> Tensor:

@@ -12,7 +12,7 @@ from torch.fx import Node
 from kgen.ir import index as ix
 from kgen.ir import values as vs
 from kgen.ir.nodes import Buffer, Sizes, TensorArg, dense_strides
-from kgen.lowering.builder import Builder, is_dense, is_storable, without
+from kgen.lowering.builder import Builder, is_dense, is_storable, stride_order, without
 from kgen.lowering.tensor import Tensor, axes
 
 # Their results do not depend on how the operands lie, and a copy to eager's strides would be for nothing.
@@ -72,16 +72,27 @@ def fix_strides(b: Builder, view: TensorArg, wanted: Sizes | None) -> bool:
 def as_traced(b: Builder, node: Node, args: Any, kwargs: Mapping[str, Any]) -> tuple[Any, dict[str, Any]]:
     """The call's arguments with the strides that the traced graph gave them. Operators may demand them (fused attention wants
     the rows of its bias padded, which eager does by slicing a wider tensor), and those of the results follow from them."""
-    if getattr(node.target, "overloadpacket", None) in _ANY_STRIDES:
-        return args, dict(kwargs)
-    written = _written(node)
     sources = (*node.args, *(None for _ in args[len(node.args) :]))
+    if getattr(node.target, "overloadpacket", None) in _ANY_STRIDES:
+        return tuple(_in_order(b, s, a) for s, a in zip(sources, args, strict=True)), dict(kwargs)
+    written = _written(node)
 
     def moved(key: int | str, source: Any, given: Any) -> Any:
         return given if key in written else placed(b, source, given, node)
 
     positional = tuple(moved(k, sources[k], a) for k, a in enumerate(args))
     return positional, {k: moved(k, node.kwargs.get(k), a) for k, a in kwargs.items()}
+
+
+def _in_order(b: Builder, source: Any, given: Any) -> Any:
+    """A matrix that has to be stored for its call, in eager's order of dimensions: the transpose of a computed weight is a view
+    there, and a kernel that stores it transposed would read all that it is computed of with strides."""
+    value = source.meta.get("val") if isinstance(source, Node) else None
+    if not isinstance(given, Tensor) or given.weak or not isinstance(value, torch.Tensor) or b.as_view(given) is not None:
+        return given
+    if b.symbols.sizes(value.shape) != given.sizes:
+        return given
+    return b.copied(given, stride_order(b.symbols.sizes(value.stride()), given.sizes))
 
 
 def _written(node: Node) -> set[int | str]:

@@ -642,10 +642,11 @@ def _divmod_atom(num: Expr, den: Expr) -> tuple[Expr, Expr]:
     atom = num.atom()
     if isinstance(atom, FloorDiv):  # (x // a) // b
         return floordiv(atom.num, atom.den * den), _mod_atom(num, den).expr()
-    quotient = _floordiv_atom(num, den).expr()
-    if isinstance(atom, Mod) and _split(atom.den, *den.terms[0])[1] is ZERO:  # (x % (k*d)) % d
-        return quotient, mod(atom.num, den)
-    return quotient, _mod_atom(num, den).expr()
+    if isinstance(atom, Mod):
+        parts, rest = _split(atom.den, *den.terms[0])
+        if rest is ZERO:  # (x % (k*d)) // d == (x // d) % k, and (x % (k*d)) % d
+            return mod(floordiv(atom.num, den), parts), mod(atom.num, den)
+    return _floordiv_atom(num, den).expr(), _mod_atom(num, den).expr()
 
 
 def floordiv(num: ExprLike, den: ExprLike) -> Expr:

@@ -150,6 +150,16 @@ def test_reshape_of_symbolic_sizes_is_the_identity() -> None:
     assert list(back) == index
 
 
+def test_a_part_of_a_part_joins_with_the_whole() -> None:
+    """Halves of bytes side by side, in groups of 32 of them."""
+    x = ix.var("x", 4096).expr()
+    byte = ix.floordiv(ix.mod(x, 32), 2)
+    assert byte is ix.mod(ix.floordiv(x, 2), 16)
+    assert byte + ix.floordiv(x, 32) * 16 is ix.floordiv(x, 2)
+    m = M.expr()
+    assert ix.floordiv(ix.mod(x, m * 8), m) is ix.mod(ix.floordiv(x, m), 8)
+
+
 def test_a_joined_loop_splits_back_to_itself() -> None:
     loop = ix.var("x", 24).expr()
     parts = ix.delinearize(loop, [2, 3, 4])

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
+import pytest
 import torch
 from op_case import check
 from torch import Tensor
@@ -10,6 +13,12 @@ from kgen.ir import values as vs
 from kgen.ir.nodes import Graph, Pointwise, Reduction
 
 CALLS = frozenset({"aten.mm.default"})
+TURNED: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
+    "mm": lambda x, w: x[0] @ (w[0] * 2).t(),
+    "addmm": lambda x, w: torch.addmm(x[0, :, 0, None], x[0], (w[0] * 2).t()),
+    "bmm": lambda x, w: torch.bmm(x, (w * 2).transpose(1, 2)),
+    "baddbmm": lambda x, w: torch.baddbmm(x[:, :, :1], x, (w * 2).transpose(1, 2)),
+}
 
 
 def heads(g: Tensor) -> Tensor:
@@ -62,3 +71,17 @@ def test_a_computed_operand_is_computed_for_a_sum() -> None:
     graph = check(f, [torch.randn(10, 12), torch.randn(12, 6)], externs=CALLS)
     [total] = [node for node in graph.nodes if isinstance(node, Reduction)]
     assert {load.attr[0] for load in vs.loads([total.value])}.isdisjoint(copies(graph))
+
+
+@pytest.mark.parametrize("name", TURNED)
+def test_a_computed_weight_is_stored_in_the_order_of_eager(name: str) -> None:
+    """Its transpose is a view: stored as such, all that it is computed of would be read with strides."""
+    graph = check(TURNED[name], [torch.randn(3, 7, 12), torch.randn(3, 10, 12)], externs=frozenset({f"aten.{name}.default"}))
+    [copy] = copies(graph)
+    assert [size.as_int() for size in graph.buffers[copy].sizes][-2:] == [10, 12]
+
+
+def test_what_eager_has_made_contiguous_is_stored_so() -> None:
+    graph = check(lambda x, w: x @ (w * 2).t().contiguous(), [torch.randn(7, 12), torch.randn(10, 12)], externs=CALLS)
+    [copy] = copies(graph)
+    assert [size.as_int() for size in graph.buffers[copy].sizes] == [12, 10]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from kgen.report.traffic import peak_memory
@@ -55,3 +56,17 @@ def test_what_shares_little_stays_apart() -> None:
     shapes = [(1024, 1), *[(1024, 1024)] * 4]
     plan = planned(scaled, *(torch.empty(*shape) for shape in shapes), gpu=False)
     assert any(v.reason is Reason.BOTH_IN_MEMORY for v in plan.verdicts)
+
+
+@pytest.mark.parametrize("gpu", [True, False])
+def test_running_sums_are_stored_as_eager_has_them(gpu: bool) -> None:
+    """They are made in float64; kernels that find them in memory read float32."""
+
+    def f(x: Tensor) -> Tensor:
+        total = F.pad(x.cumsum(1), (1, 0))
+        return total[:, 3:] - total[:, :-3]
+
+    plan = planned(f, torch.empty(30, 500), gpu=gpu)
+    stored = [buffer for name, buffer in plan.graph.buffers.items() if name not in plan.local]
+    assert len(stored) > 2
+    assert {buffer.dtype for buffer in stored} == {torch.float32}

@@ -36,13 +36,12 @@ def test_graphs(name: str) -> None:
 @pytest.mark.every(2)
 @pytest.mark.parametrize("name", ["softmax", "statistics", "columns", "arg_reductions"])
 def test_rows_that_two_kernels_share(name: str) -> None:
-    """The reductions of `GRAPHS` again, cut in shares of 16 points, the last one ragged."""
+    """The reductions of `GRAPHS` again, cut in shares of 16 points, the last one ragged. Those of statistics, which have
+    a mean, must be equal: they are 7 of 11."""
     graph = GRAPHS[name]
     with short_shares():
         ran = run(graph.fn, *graph.inputs(Maker()), gpu_interpreter=True)
-    assert ("partial" in ran.kinds) == (
-        name in ("columns", "arg_reductions")
-    )  # statistics have a mean, whose shares must be equal
+    assert ("partial" in ran.kinds) == (name != "softmax")
 
 
 @pytest.mark.every(3)
