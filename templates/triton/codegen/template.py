@@ -268,15 +268,15 @@ def _joined(groups: Sequence[Sequence[Problem]], config: Config, exact: bool, na
 def _shared(parts: Sequence[_Part]) -> list[_Shared]:
     """The parts by their text but for names and constants in addresses. Descriptors have to be parameters of the kernel, not
     what a program chooses, so parts with others are apart; so are those that are aligned otherwise."""
-    alike: dict[Hashable, list[_Part]] = {}
+    equal: dict[Hashable, list[_Part]] = {}
     for part in parts:
         text = part.text("part", "", "program")
         names = frozenset(part.names | set(part.arguments()))
         starts = tuple(aligned(part.problem.graph.buffers[b]) for b in part.parameters.pointers)
         static = part.programs.as_int() is not None
         key = canonical_text(text, names), starts, tuple(part.maps.values())
-        alike.setdefault(key if static else id(part), []).append(part)
-    return [_of_equal(found) for found in alike.values()]
+        equal.setdefault(key if static else id(part), []).append(part)
+    return [_of_equal(found) for found in equal.values()]
 
 
 def _of_equal(parts: Sequence[_Part]) -> _Shared:
