@@ -52,7 +52,7 @@ class Timeline:
         return outer
 
 
-def measure(name: str, which: str, train: bool, early_backward: bool) -> None:
+def measure(name: str, which: str, train: bool) -> None:
     subject = Subject(MODELS[name], "base", torch.bfloat16, "cuda")
     arguments = subject.arguments()
     run(subject.eager, subject.eager, arguments, train, subject.autocast())
@@ -61,8 +61,7 @@ def measure(name: str, which: str, train: bool, early_backward: bool) -> None:
     clock = Timeline()
     if which == "kgen":
         watch(clock, kernels)
-    options = {"lazy_backward": False} if early_backward else None
-    compiled = torch.compile(subject.ours, backend=which, options=options)
+    compiled = torch.compile(subject.ours, backend=which)
     run(compiled, subject.ours, arguments, train, subject.autocast())
     torch.cuda.synchronize()
     clock.say("all")
@@ -109,19 +108,17 @@ def main() -> int:
     parser.add_argument("models", nargs="+")
     parser.add_argument("--backends", nargs="+", default=["kgen"])
     parser.add_argument("--train", action="store_true")
-    parser.add_argument("--early-backward", action="store_true", help="kgen plans backward beside kernels of forward")
     parser.add_argument("--one", action="store_true", help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.one:
-        measure(options.models[0], options.backends[0], options.train, options.early_backward)
+        measure(options.models[0], options.backends[0], options.train)
         return 0
-    early = options.early_backward
     for model in options.models:
         for which in options.backends:
             with tempfile.TemporaryDirectory(prefix="kgen-cold-") as folder:
                 print(f"{model} {which}: wall, cpu", flush=True)
                 command = [sys.executable, "-m", "bench.cold_timeline", model, "--backends", which, "--one"]
-                command += [flag for flag, wanted in (("--train", options.train), ("--early-backward", early)) if wanted]
+                command += ["--train"] if options.train else []
                 subprocess.run(command, env={**os.environ, **cache_environment(folder)}, check=False, timeout=240)
     return 0
 

@@ -20,7 +20,7 @@ from kgen import config as configuration
 from kgen import errors, failures, only, unusable, watch
 from kgen.build import cpp, toolchain
 from kgen.capture import decompositions, rng, torch_adapter
-from kgen.capture.aot_cache import CompiledGraph, Steps, Strides, count_coverage, finished
+from kgen.capture.aot_cache import CompiledGraph, count_coverage
 from kgen.capture.eager_graph import EagerGraph
 from kgen.capture.freeze import freeze, frozen_inputs
 from kgen.capture.operators import check_names, makes_quantised
@@ -205,24 +205,15 @@ def compile_graph(gm: GraphModule, info: GraphInfo, config: Config, known: tuple
     `known` are failures of passes before.
 
     Raises what the first attempt raises where the user can help it, and where `strict` says so."""
-    return finished(compiling(gm, info, config, known))
-
-
-def compiling(gm: GraphModule, info: GraphInfo, config: Config, known: tuple[Failure, ...] = ()) -> Steps:
-    """`compile_graph`, which stops before each build: until then kernels are compiled in the background."""
     attempt, frozen = Attempt(known, eager="all" in config.fallback or makes_quantised(gm)), None
     kept = _Kept()
     while True:
         try:
-            with _without(attempt):
+            with unusable.without(attempt.unusable) if attempt.unusable else nullcontext():
                 if attempt.eager:
                     return _Run(info, config, attempt).eager(gm)
                 frozen = frozen or _frozen(gm, info, config)
-                run = _Run(frozen[1], config, attempt)
-                planned = run.planned(frozen[0], kept)
-            yield partial(_strides_of, planned)
-            with _without(attempt):
-                return run.built(planned)
+                return _Run(frozen[1], config, attempt).compiled(frozen[0], kept)
         except Exception as cause:
             from kgen.recovery import attempt_after  # noqa: PLC0415  only where something has failed
 
@@ -230,16 +221,6 @@ def compiling(gm: GraphModule, info: GraphInfo, config: Config, known: tuple[Fai
             if following is None:
                 raise
             attempt = following
-
-
-def _without(attempt: Attempt) -> AbstractContextManager[None]:
-    return unusable.without(attempt.unusable) if attempt.unusable else nullcontext()
-
-
-def _strides_of(planned: Rendered) -> Strides:
-    from kgen.pipeline import output_strides  # noqa: PLC0415  as the stages
-
-    return output_strides(planned)
 
 
 @dataclass(slots=True)
@@ -259,19 +240,14 @@ class _Run:
     config: Config
     attempt: Attempt
 
-    def planned(self, gm: GraphModule, kept: _Kept) -> Rendered:
-        """The graph through all stages but the last, or those that an attempt before has not gone through with the same
-        outcome."""
-        stages: Sequence[Stage[Any, Any]] = STAGES[:-1]  # each takes what the one before it makes, as their type says
+    def compiled(self, gm: GraphModule, kept: _Kept) -> CompiledGraph:
+        """The graph through all stages, or those that an attempt before has not gone through with the same outcome."""
+        stages: Sequence[Stage[Any, Any]] = STAGES  # each takes what the one before it makes, as their type says
         lowered = next((k for k, stage in enumerate(stages, 1) if stage.__name__ == "lower"), 0)
         if kept.lowered is None or kept.failures != self.attempt.failures:
             kept.failures, kept.lowered = self.attempt.failures, self._through(stages[:lowered], gm)
-        made: Rendered = self._through(stages[lowered:], kept.lowered)
+        made: CompiledGraph = self._through(stages[lowered:], kept.lowered)
         return made
-
-    def built(self, planned: Rendered) -> CompiledGraph:
-        """The graph through the last stage."""
-        return self.through(STAGES[-1], planned)
 
     def _through(self, stages: Sequence[Stage[Any, Any]], work: Any) -> Any:
         for stage in stages:
@@ -318,10 +294,9 @@ def kgen_backend(
         made = torch_adapter.capture(
             gm,
             example_inputs,
-            compile_graph=partial(passes.compiling, verdicts),
+            compile_graph=partial(passes.compile_graph, verdicts),
             joint_pass=passes.before_partitioning,
             cache_key=(*_cache_key(config), shared, numbers) if _is_cached(config, verdicts) else None,
-            early_backward=plans_backward_early(gm, config),
         )
         if shared and may_write():
             made = SameStorages(made, given, shared)
@@ -394,8 +369,7 @@ class Passes:
             gm = self.attempt(recomputed_scores, gm, gm)
         return gm
 
-    def compiling(self, rewrites: tuple[Verdict, ...], gm: GraphModule, info: GraphInfo) -> Steps:
-        """One of AOTAutograd's graphs, through all stages."""
+    def compile_graph(self, rewrites: tuple[Verdict, ...], gm: GraphModule, info: GraphInfo) -> CompiledGraph:
         info = replace(info, rewrites=rewrites)
         if info.role == "inference" and _calls(gm, torch.ops.aten.exp.default):
             gm = self.attempt(split_sums, gm, gm)
@@ -403,7 +377,7 @@ class Passes:
             from kgen.background import improving  # noqa: PLC0415  only where it is asked for
 
             return improving(gm, info, self.config, compile_again)
-        return (yield from _one_at_a_time(gm, info, self.config, self.failures))
+        return compile_again(gm, info, self.config, self.failures)
 
 
 # Graphs that are compiled in the background wait for those that somebody waits for, and the other way round.
@@ -421,31 +395,11 @@ os.register_at_fork(after_in_child=_unlock)
 
 def compile_again(gm: GraphModule, info: GraphInfo, config: Config, known: tuple[Failure, ...] = ()) -> CompiledGraph:
     """`compile_graph` with the compiler that the configuration names, one graph at a time."""
-    return finished(_one_at_a_time(gm, info, config, known))
-
-
-def _one_at_a_time(gm: GraphModule, info: GraphInfo, config: Config, known: tuple[Failure, ...] = ()) -> Steps:
-    watching = watch.GRAPHS.watch
-    if watching is not None:
-        with _COMPILING, toolchain_of(config), _without_collections():
+    with _COMPILING, toolchain_of(config), _without_collections():
+        watching = watch.GRAPHS.watch
+        if watching is not None:
             return watching(gm, info, config, partial(compile_graph, known=known))
-    steps = compiling(gm, info, config, known)
-    while True:
-        with _COMPILING, toolchain_of(config), _without_collections():
-            try:
-                strides = next(steps)
-            except StopIteration as done:
-                made: CompiledGraph = done.value
-                return made
-        yield strides
-
-
-def plans_backward_early(gm: GraphModule, config: Config) -> bool:
-    """Whether backward graphs are planned while kernels of forward are compiled. C++ compilers need all cores by themselves,
-    and the layouts of symbolic graphs stay as they are traced."""
-    if config.lazy_backward or not torch.is_grad_enabled() or not torch_adapter.uses_cuda(gm):
-        return False
-    return not torch_adapter.has_symbols(gm)
+        return compile_graph(gm, info, config, known)
 
 
 def recomputed_scores(gm: GraphModule, config: Config) -> GraphModule:

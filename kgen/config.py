@@ -74,7 +74,6 @@ class Options(TypedDict, total=False):
     debug_info: bool
     strict: bool
     compile_seconds: float
-    lazy_backward: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,9 +134,6 @@ class Config:
     With `strict`, a kernel that cannot be built or loaded, or an error of kgen's own, raises; by default PyTorch's operators
     take over, with a warning (docs/failures.md). `compile_seconds` is the time that a compiler may take for one source; 0 is no
     limit.
-
-    Backward graphs are compiled at the first backward call. Without `lazy_backward`, those of static sizes on a GPU are planned
-    while kernels of forward are compiled: a training step compiles sooner, a program that never calls backward later.
     """
 
     mode: str = "default"
@@ -176,7 +172,6 @@ class Config:
     debug_info: bool = False
     strict: bool = False
     compile_seconds: float = 600.0
-    lazy_backward: bool = True
 
     @property
     def autotune(self) -> bool:

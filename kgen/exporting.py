@@ -43,7 +43,7 @@ def export(
     config = ready_to_compile(None, given, on_cpu=not _has_gpu(module, args, kwargs))
     passes = Passes(config)
     program = traced(module, args, kwargs or {}, dynamic_shapes)
-    made = compile_exported(program, partial(passes.compiling, ()), passes.before_partitioning)
+    made = compile_exported(program, partial(passes.compile_graph, ()), passes.before_partitioning)
     return _written(made, _whole(made.graph), Path(folder), config)
 
 

@@ -46,7 +46,6 @@ _TEXTS = {
     "debug_info": "C++ kernels have lines for gdb and perf; their sources stay in the cache",
     "strict": "a kernel that cannot be built raises, where PyTorch's operators would take over",
     "compile_seconds": "how long a compiler may take for one source; 0 is no limit",
-    "lazy_backward": "without it, backward graphs on a GPU are planned while kernels of forward are compiled",
 }
 
 

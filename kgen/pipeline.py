@@ -32,7 +32,7 @@ from kgen.failed_kernels import StepFailed, failure_of, say_what_failed
 from kgen.failures import KernelsFailed
 from kgen.host import cudagraph
 from kgen.host.assemble import assemble
-from kgen.host.compiled import Blueprint, HostGraph, Strides, strides_of_results
+from kgen.host.compiled import Blueprint, HostGraph, strides_of_results
 from kgen.host.library_packing import pack_weights
 from kgen.host.poison import poisoned
 from kgen.host.program import accept_saved
@@ -303,12 +303,6 @@ def _unfit_after(plan: Schedule, info: GraphInfo, config: Config, failed: Launch
     return unfit(failed, choices, launch, options.gpu)
 
 
-def output_strides(work: tuple[GraphModule, Schedule, UnitPlan]) -> Strides:
-    """The strides that the graph's results will have."""
-    gm, plan, _ = work
-    return strides_of_results(plan.graph, torch_adapter.output_strides(gm))
-
-
 def build(work: tuple[GraphModule, Schedule, UnitPlan], info: GraphInfo, config: Config) -> HostGraph:
     """Units to machine code, and the host program that calls them."""
     gm, plan, units = work
@@ -334,7 +328,8 @@ def build(work: tuple[GraphModule, Schedule, UnitPlan], info: GraphInfo, config:
         blueprint.recording, verdict = cudagraph.decide(assembled.program, static, info.role)
         plan.verdicts.append(verdict)
     try:
-        made = HostGraph(blueprint, output_strides(work), assembled.callables)
+        strides = strides_of_results(plan.graph, torch_adapter.output_strides(gm))
+        made = HostGraph(blueprint, strides, assembled.callables)
     except InternalError as failure:
         say_what_failed(failure, (gm, plan), units, config, partial(_unfit_with, plan, info, config))
         raise

@@ -12,7 +12,7 @@ from __future__ import annotations
 import functools
 import hashlib
 import uuid
-from collections.abc import Callable, Generator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Protocol, Self
 
@@ -22,7 +22,7 @@ from torch._inductor.output_code import OutputCode
 from kgen import cache
 from kgen.counters import counters
 
-__all__ = ["CachedGraph", "CompiledGraph", "NotSerializable", "Steps", "count_coverage", "entry_tag", "finished"]
+__all__ = ["CachedGraph", "CompiledGraph", "NotSerializable", "count_coverage", "entry_tag"]
 
 Strides = tuple[tuple[Any, ...] | None, ...]
 
@@ -50,39 +50,16 @@ class CompiledGraph(Protocol):
     def deserialize(cls, data: bytes) -> Self: ...
 
 
-# A compilation that stops whenever kernels have to be waited for, with a function that gives the strides of the results.
-Steps = Generator[Callable[[], Strides], None, CompiledGraph]
-
-
-def finished(steps: Steps) -> CompiledGraph:
-    """The graph, with all that has to be waited for."""
-    while True:
-        try:
-            next(steps)
-        except StopIteration as done:
-            made: CompiledGraph = done.value
-            return made
-
-
 class CachedGraph(OutputCode):
-    """A `CompiledGraph` in the form that AOTAutograd calls, saves and loads. It gets its graph at once, or by `take` when
-    `coming` has it: before its first call."""
+    """A `CompiledGraph` in the form that AOTAutograd calls, saves and loads."""
 
-    def __init__(self, graph: CompiledGraph | None, coming: Callable[[], CompiledGraph] | None = None) -> None:
+    def __init__(self, graph: CompiledGraph) -> None:
         super().__init__()
         self._boxed_call = True  # on the object, not the class: functools.wraps must carry it over
-        self.graph: CompiledGraph | None = None
-        self.run: Callable[[list[Any]], Sequence[Any]] | None = None
-        self.coming = coming
-        self.data = b""
-        if graph is not None:
-            self.take(graph)
-
-    def take(self, graph: CompiledGraph) -> None:
-        """This is the graph."""
-        self.coming = None
         self.kind: type[CompiledGraph] = type(graph)
-        self.graph, self.run = graph, _entry(graph)
+        self.graph: CompiledGraph | None = graph
+        self.run: Callable[[list[Any]], Sequence[Any]] | None = _entry(graph)
+        self.data = b""
         count_coverage(graph)
         follow = getattr(graph, "follow", None)
         if follow is not None:
@@ -112,13 +89,12 @@ class CachedGraph(OutputCode):
     # ---- what AOTAutograd's cache calls: the first on a copy that it then pickles, the second on the unpickled object ----
 
     def prepare_for_serialization(self) -> None:
+        assert self.graph is not None
         try:
-            graph = self.graph if self.coming is None else self.coming()
-            assert graph is not None
-            self.kind, self.data = type(graph), graph.serialize()
+            self.data = self.graph.serialize()
         except NotSerializable as cause:
             raise BypassAOTAutogradCache(f"kgen: {cause}") from cause
-        self.graph = self.run = self.coming = None
+        self.graph = self.run = None
 
     def post_compile(self, example_inputs: Any, constants: Any, graph_kwargs: Any) -> None:
         self.graph = self.kind.deserialize(self.data)

@@ -25,7 +25,7 @@ from torch.fx.experimental.symbolic_shapes import statically_known_true
 from torch.utils._pytree import treespec_dumps
 
 from kgen.capture import torch_adapter
-from kgen.capture.aot_cache import CompiledGraph, Steps
+from kgen.capture.aot_cache import CompiledGraph
 from kgen.capture.torch_adapter import Compile, GraphInfo, JointPass, copied_graph
 from kgen.errors import NotExportable
 from kgen.rendered.exported_call import Argument, Constant, ExportedCall, Result, Weight
@@ -224,8 +224,8 @@ def _compiled(gm: GraphModule, given: Sequence[torch.Tensor], compile_graph: Com
     """What AOTAutograd asks to be compiled. Raises NotExportable where that is not all of the program."""
     made: list[_Made] = []
 
-    def keep(traced_graph: GraphModule, info: GraphInfo) -> Steps:
-        graph = yield from compile_graph(traced_graph, info)
+    def keep(traced_graph: GraphModule, info: GraphInfo) -> CompiledGraph:
+        graph = compile_graph(traced_graph, info)
         context = TracingContext.get()
         assert context.fw_metadata is not None
         made.append(_Made(graph, context.fw_metadata))

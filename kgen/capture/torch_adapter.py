@@ -25,7 +25,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
 import torch
-from torch._dynamo import compiled_autograd
 from torch._dynamo.backends.common import aot_autograd
 from torch._dynamo.utils import get_debug_dir
 from torch._functorch import config as functorch_config
@@ -42,11 +41,10 @@ from torch.utils._python_dispatch import _disable_current_modes
 from torch.utils.checkpoint import CheckpointPolicy
 
 from kgen.capture import aot_cache, decompositions, quantised
-from kgen.capture.aot_cache import CachedGraph, Steps, finished
+from kgen.capture.aot_cache import CachedGraph, CompiledGraph
 from kgen.capture.as_strided import replace_as_strided
 from kgen.capture.freeze import Freezing
 from kgen.capture.operators import NO_PATHS, Paths, paths_of
-from kgen.capture.overlap import Overlap, ResultsMoved, Unfinished
 from kgen.counters import counters
 from kgen.unusable import Memo
 
@@ -90,54 +88,33 @@ class GraphInfo:
         return self.freezing.inputs if self.freezing is not None else frozenset()
 
 
-Compile = Callable[[GraphModule, GraphInfo], Steps]
+Compile = Callable[[GraphModule, GraphInfo], CompiledGraph]
 JointPass = Callable[[GraphModule], GraphModule]
 
 
 def capture(
-    gm: GraphModule,
-    example_inputs: Sequence[Any],
-    compile_graph: Compile,
-    joint_pass: JointPass,
-    cache_key: Any | None,
-    early_backward: bool = False,
+    gm: GraphModule, example_inputs: Sequence[Any], compile_graph: Compile, joint_pass: JointPass, cache_key: Any | None
 ) -> Callable[..., Any]:
     """Traces Dynamo's graph with AOTAutograd and compiles what comes out.
 
     `joint_pass` runs on the joint graph before it is split. `cache_key` is what AOTAutograd's cache must know about kgen
-    besides its version; None leaves that cache alone. With `early_backward`, the backward graph is planned while kernels of
-    forward are compiled, and not at its first call."""
-    if not early_backward or compiled_autograd.compiled_autograd_enabled:  # that traces backward once more, and compiles it
-        return _traced(gm, example_inputs, compile_graph, joint_pass, cache_key, None)
-    overlap = Overlap(_disable_current_modes)
-    try:
-        return _traced(gm, example_inputs, compile_graph, joint_pass, cache_key, overlap)
-    except ResultsMoved:  # backward was planned for another layout of what forward saves
-        return _traced(gm, example_inputs, compile_graph, joint_pass, cache_key, None)
-
-
-def _traced(
-    gm: GraphModule,
-    example_inputs: Sequence[Any],
-    compile_graph: Compile,
-    joint_pass: JointPass,
-    cache_key: Any | None,
-    overlap: Overlap | None,
-) -> Callable[..., Any]:
+    besides its version; None leaves that cache alone."""
+    paths = paths_of(gm)
     of_quantisation = quantised.decompositions_of_quantisation() if quantised.MODULE in sys.modules else {}
-    compiler = _Compiler(compile_graph, paths_of(gm), overlap)
+    compilers = {
+        role: SerializableAOTDispatchCompiler(CachedGraph, partial(_compile, compile_graph, role, paths))
+        for role in ("forward", "backward", "inference")
+    }
     trace = aot_autograd(
-        fw_compiler=compiler.of("forward"),
-        bw_compiler=compiler.of("backward"),
-        inference_compiler=compiler.of("inference"),
+        fw_compiler=compilers["forward"],
+        bw_compiler=compilers["backward"],
+        inference_compiler=compilers["inference"],
         partition_fn=partial(_partition, joint_pass),
         decompositions={**decompositions.TABLE, **of_quantisation},
         keep_inference_input_mutations=True,
     )
-    with _aot_settings(cache_key, early_backward=overlap is not None), _trusted_bodies(gm):
-        made = trace(gm, example_inputs)
-    compiler.finish()
-    return made
+    with _aot_settings(cache_key), _trusted_bodies(gm):
+        return trace(gm, example_inputs)
 
 
 # In the meta of a body that is known to write into none of its operands.
@@ -167,7 +144,7 @@ _tracing: ContextVar[bool] = ContextVar("kgen_tracing", default=False)
 
 
 @contextmanager
-def _aot_settings(cache_key: Any | None, *, early_backward: bool) -> Iterator[None]:
+def _aot_settings(cache_key: Any | None) -> Iterator[None]:
     functorch_settings = {
         "enable_autograd_cache": cache_key is not None and functorch_config.enable_autograd_cache,
         "bundled_autograd_cache": True,
@@ -175,8 +152,6 @@ def _aot_settings(cache_key: Any | None, *, early_backward: bool) -> Iterator[No
         # donated buffers would forbid backward(retain_graph=True), which eager allows
         "donated_buffer": False,
     }
-    if early_backward:  # else as the user has set it
-        functorch_settings["force_non_lazy_backward_lowering"] = True
     with ExitStack() as stack:
         stack.enter_context(functorch_config.patch(functorch_settings))
         if cache_key is not None:
@@ -224,52 +199,20 @@ def _save_lazy_backward(graph: CachedGraph) -> None:
 # ---- compiling one graph -----------------------------------------------------------------------------------------------
 
 
-@dataclass(slots=True)
-class _Compiler:
-    """Compiles the graphs that AOTAutograd makes of one of Dynamo's. Without an `overlap`, each is finished before AOTAutograd
-    goes on."""
-
-    compile_graph: Compile
-    paths: Paths
-    overlap: Overlap | None
-    unfinished: list[tuple[CachedGraph, Unfinished]] = field(default_factory=list)
-
-    def of(self, role: str) -> SerializableAOTDispatchCompiler:
-        return SerializableAOTDispatchCompiler(CachedGraph, partial(self.compile, role))
-
-    def compile(self, role: str, gm: GraphModule, example_inputs: Sequence[Any]) -> CachedGraph:
-        if role != "backward":
-            counters.add("aot_trace")
-            _donate_nothing()
-        gm = _settle_strides(gm, example_inputs)
-        steps = self.compile_graph(gm, replace(_graph_info(gm, role), paths=self.paths))
-        if self.overlap is not None and role != "inference" and _tracing.get():
-            return self._begun(steps, self.overlap)
-        with _disable_current_modes():  # tracing may have left its fake mode on: loading code and constants needs real tensors
-            compiled = finished(steps)
-        if role != "backward":
-            _report_output_strides(compiled.output_strides)
-        graph = CachedGraph(compiled)
-        if role == "backward" and not _tracing.get():
-            _save_lazy_backward(graph)
-        return graph
-
-    def _begun(self, steps: Steps, overlap: Overlap) -> CachedGraph:
-        """A graph that `finish` completes."""
-        is_first = not overlap.graphs
-        with _disable_current_modes():
-            one = overlap.begin(steps)
-        if is_first:
-            _report_output_strides(one.promised or ())
-        graph = CachedGraph(None, one.result)
-        self.unfinished.append((graph, one))
-        return graph
-
-    def finish(self) -> None:
-        """Completes what `compile` has only begun."""
-        for graph, one in self.unfinished:
-            graph.take(one.result())
-        self.unfinished.clear()
+def _compile(compile_graph: Compile, role: str, paths: Paths, gm: GraphModule, example_inputs: Sequence[Any]) -> CachedGraph:
+    if role != "backward":
+        counters.add("aot_trace")
+        _donate_nothing()
+    gm = _settle_strides(gm, example_inputs)
+    info = replace(_graph_info(gm, role), paths=paths)
+    with _disable_current_modes():  # tracing may have left its fake mode on: loading code and constants needs real tensors
+        compiled = compile_graph(gm, info)
+    if role != "backward":
+        _report_output_strides(compiled.output_strides)
+    graph = CachedGraph(compiled)
+    if role == "backward" and not _tracing.get():
+        _save_lazy_backward(graph)
+    return graph
 
 
 def _donate_nothing() -> None:
@@ -550,12 +493,6 @@ def uses_cuda(gm: GraphModule) -> bool:
     """Whether some tensor of the graph, AOTAutograd's or Dynamo's, is on a CUDA device."""
     values = (value for node in gm.graph.nodes for value in _leaves(node.meta.get("val", node.meta.get("example_value"))))
     return any(isinstance(value, torch.Tensor) and value.device.type == "cuda" for value in values)
-
-
-def has_symbols(gm: GraphModule) -> bool:
-    """Whether a size or another number of Dynamo's graph is symbolic."""
-    values = (value for node in gm.graph.find_nodes(op="placeholder") for value in _leaves(node.meta.get("example_value")))
-    return any(isinstance(v, torch.SymInt | torch.SymFloat | torch.SymBool) or _is_symbolic(v) for v in values)
 
 
 def has_right_scan() -> bool:

@@ -185,6 +185,10 @@ class Expr:
             return self.terms[0][1]
         return None
 
+    def constant_term(self) -> int:
+        """What is added to the terms that have atoms."""
+        return next((number for atoms, number in self.terms if not atoms), 0)
+
     def atom(self) -> Atom | None:
         """The atom when the expression is exactly one atom, else None."""
         if len(self.terms) == 1 and self.terms[0][1] == 1 and len(self.terms[0][0]) == 1:

@@ -202,7 +202,9 @@ def _may_grow(plan: Schedule, group: Sequence[int], k: int, how: Joining) -> boo
     assert isinstance(step, Kernel)
     kind = how.device(contraction_of(step)).kind
     refusal = registry.why_not(kind, Request(grouped=len(group) + 1))
-    return refusal is None and all(_may_join(plan, k, other, how) for other in group)
+    if refusal is not None or any(_is_forbidden(step, plan.steps[other], how) for other in group):
+        return False
+    return not group or _may_join(plan, k, min(group), how)  # who may run there may run at the times of the others
 
 
 def _may_join(plan: Schedule, k: int, first: int, how: Joining) -> bool:
@@ -218,9 +220,7 @@ def _may_wait(plan: Schedule, k: int, last: int, how: Joining) -> bool:
 def _may_move(plan: Schedule, k: int, to: int, over: Sequence[Step], how: Joining) -> bool:
     """Whether step k may run beside another one, for all that the steps that it moves over do."""
     graph, step, other = plan.graph, plan.steps[k], plan.steps[to]
-    assert isinstance(step, Kernel)
-    assert isinstance(other, Kernel)
-    if any(forbids(d, step, other) for d in how.demands if not d.wanted):
+    if _is_forbidden(step, other, how):
         return False
     read, written = _touched(step, graph)
     for between in over:
@@ -230,6 +230,12 @@ def _may_move(plan: Schedule, k: int, to: int, over: Sequence[Step], how: Joinin
         if not (written_before.isdisjoint(read) and written_before.isdisjoint(written) and written.isdisjoint(read_before)):
             return False
     return True
+
+
+def _is_forbidden(step: Step, other: Step, how: Joining) -> bool:
+    assert isinstance(step, Kernel)
+    assert isinstance(other, Kernel)
+    return any(forbids(d, step, other) for d in how.demands if not d.wanted)
 
 
 def _touched(step: Step, graph: ir.Graph) -> tuple[set[str], set[str]]:

@@ -6,14 +6,17 @@ attempt at a schedule.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import replace
 from typing import TypeVar
 
 from kgen import unusable
 from kgen.cost import model
+from kgen.ir import index as ix
 from kgen.ir import nodes as ir
 from kgen.ir import values as vs
+from kgen.ir.index import Expr
 from kgen.ir.plan import Kernel, Statement
 from kgen.ir.values import Value
 from kgen.scheduler.analysis.memo import is_memoising, memoised, memoised_for
@@ -23,6 +26,8 @@ from kgen.templates.problem import Problem
 from kgen.templates.problem import memoised as known_memoised
 
 T = TypeVar("T")
+# Bytes of which an address is a multiple or not, to templates.
+START = 16
 
 
 def for_equal(what: Hashable, kernel: Kernel, graph: ir.Graph, make: Callable[[], T]) -> T:
@@ -120,23 +125,43 @@ def _form(problem: Problem) -> Hashable:
 
 
 def form(kernels: Sequence[Kernel], graph: ir.Graph) -> Hashable:
-    """Equal for kernels that are equal but for the names of buffers, those that several of them read included. What reads a
-    buffer to find an index keeps its name."""
+    """Equal for kernels that are equal but for the names of buffers, those that several of them read included, and for where in
+    a buffer they begin, as the steps of a sequence do: an equal distance from a multiple of 16 bytes is enough."""
     writer = _Form(graph)
     for kernel in kernels:
         writer.add(kernel)
     return tuple(writer.tokens), tuple(map(writer.facts, writer.names))
 
 
+def _numbered(expr: Expr) -> Hashable:
+    """An index with sizes in the place of integers that are read, and their limits: what they are is written down elsewhere."""
+    read = ix.indirects(expr)
+    if not read:
+        return expr
+    numbers: dict[ix.Atom, Expr] = {one: ix.size(f"read{k}").expr() for k, one in enumerate(read)}
+    return ix.substitute(expr, numbers), tuple(one.size for one in read)
+
+
+def _stride(b: ir.Buffer | None, d: int, dimensions: int) -> int | None:
+    """Elements between neighbours along a dimension of an index, which may be an offset; None where that is no known number."""
+    if dimensions == 1:
+        return 1
+    strides = None if b is None else b.strides
+    return ix.as_expr(strides[d]).as_int() if strides is not None and len(strides) == dimensions else None
+
+
 class _Form:
     """Writes kernels down as tokens, with numbers in the place of names: each value once, and its number where it is met again.
-    Values go by their place, for equal bodies over other data may have been made in any order."""
+    Values go by their place, for equal bodies over other data may have been made in any order. `firsts` are the constants of
+    the first index that each dimension of a buffer has; other constants count from there."""
 
     def __init__(self, graph: ir.Graph) -> None:
         self.graph, self.frozen = graph, memoised_for(graph.inputs, "frozen", lambda: graph.frozen)
         self.tokens: list[Hashable] = []
         self.names: dict[str, int] = {}
         self.values: dict[Value, int] = {}
+        self.firsts: dict[tuple[str, int], int] = {}
+        self.wholes: dict[str, int] = {}
 
     def named(self, buffer: str) -> int:
         return self.names.setdefault(buffer, len(self.names))
@@ -150,8 +175,12 @@ class _Form:
     def statement(self, s: Statement) -> None:
         for root in s.roots:
             self.value(root)
+        for expr in s.store:
+            for one in ix.indirects(expr):
+                self.value(one.value)
+        stores = tuple((self.named(out), self.place(out, s.store)) for out in s.outs)
         self.tokens += (
-            s.kind, tuple(map(self.named, s.outs)), s.store, s.inner, s.section, s.stored, s.op, s.mask is None,
+            s.kind, stores, s.inner, s.section, s.stored, s.op, s.mask is None,
             None if s.target is None else self.named(s.target), s.axis, s.rank, s.block, len(s.factors), s.operands, s.axes,
             tuple((name, repr(argument)) for name, argument in s.arguments), s.unscaled,
         )  # fmt: skip
@@ -166,13 +195,30 @@ class _Form:
                 continue
             self.values[value] = len(self.values)
             pending += value.args
+            if value.op == "load":
+                pending += [one.value for expr in value.attr[1] for one in ix.indirects(expr)]
             self.tokens.append(self.operation(value))
 
     def operation(self, value: Value) -> Hashable:
         if value.op == "load":
             buffer, index, dtype = value.attr
-            return "load", self.named(buffer), index, dtype, len(value.args)
+            return "load", self.named(buffer), self.place(buffer, index), dtype, len(value.args)
         return (value.op, value.attr, value.dtype, len(value.args)) if value.args else value
+
+    def place(self, buffer: str, index: Sequence[Expr]) -> Hashable:
+        """An index, with numbers in the place of integers that are read, and what matters of the constants in it."""
+        b = self.graph.buffers.get(buffer)
+        found: list[Hashable] = []
+        for d, expr in enumerate(index):
+            constant = expr.constant_term()
+            stride = _stride(b, d, len(index))
+            if not constant or stride is None or b is None:
+                found.append((_numbered(expr), None, 0))
+                continue
+            distance = constant - self.firsts.setdefault((buffer, d), constant)
+            start = math.gcd(constant * stride * b.dtype.itemsize, START)
+            found.append((_numbered(expr - ix.constant(constant)), start, distance))
+        return tuple(found)
 
     def facts(self, name: str) -> Hashable:
         """What templates may ask about a buffer. Frozen ones are packed once, which costs a call nothing."""
@@ -182,5 +228,20 @@ class _Form:
         role = None if made is None else (made.role, source and source.strides)
         if b is None:
             return role
-        alias = b.alias_of and self.names.get(b.alias_of, b.alias_of)
-        return name in self.frozen, role, b.dtype, b.device, b.sizes, b.strides, b.offset, b.kind, alias, b.hint, b.is_part
+        is_frozen = name in self.frozen
+        return is_frozen, role, b.dtype, b.device, b.sizes, b.strides, self.start(b), b.kind, self.whole(b), b.hint, b.is_part
+
+    def whole(self, b: ir.Buffer) -> Hashable:
+        """What a buffer is in: its number, and what templates may ask about it where no kernel names it."""
+        if b.alias_of is None or b.alias_of in self.names:
+            return b.alias_of and self.names[b.alias_of]
+        number = self.wholes.setdefault(b.alias_of, len(self.wholes))
+        return "whole", number, self.facts(b.alias_of)
+
+    def start(self, b: ir.Buffer) -> Hashable:
+        """Where a buffer begins in the one that it is in: what matters of that, and how far from the first one in there."""
+        offset = ix.as_expr(b.offset).as_int()
+        if not offset or b.alias_of is None:
+            return b.offset
+        distance = offset - self.firsts.setdefault((b.alias_of, -1), offset)
+        return math.gcd(offset * b.dtype.itemsize, START), distance

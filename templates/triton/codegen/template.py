@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterable, Sequence
+from collections.abc import Hashable, Iterable, Sequence
 from dataclasses import dataclass, field
 
 from kgen.ir import index as ix
@@ -15,6 +15,7 @@ from kgen.templates import slots as sl
 from kgen.templates.contract import Config
 from kgen.templates.problem import Problem
 from kgen.templates.render import canonical_text, clean, source_lines, tidy
+from kgen.templates.triton.codegen.choices import choose
 from kgen.templates.triton.codegen.gluon_handles import Barriers
 from kgen.templates.triton.codegen.gluon_handles import names as names_of
 from kgen.templates.triton.codegen.gluon_slots import GluonSlots
@@ -36,11 +37,8 @@ HOPPER_MAJOR = 9
 def render_template(problems: Sequence[Problem], config: Config, name: str, exact: bool = False) -> KernelCall:
     """The kernel of a problem, or of several: those whose programs run side by side in one launch, or whose template makes them
     together."""
-    maps: dict[TensorMap, str] = {}
     groups = [problems] if problems[0].template.joins == "parts" else [[problem] for problem in problems]
-    parts = [_Part(group, config, exact, maps) for group in groups]
-    ends = list(itertools.accumulate(part.programs for part in parts))
-    text = parts[0].text(name, _imports(parts)) if len(parts) == 1 else _joined(parts, ends, name)
+    parts, text = _one(groups[0], config, exact, name) if len(groups) == 1 else _joined(groups, config, exact, name)
     maps = _maps(parts)
     graph, pointers, sizes = (
         problems[0].graph,
@@ -55,7 +53,13 @@ def render_template(problems: Sequence[Problem], config: Config, name: str, exac
         config.get("WARPS", WARPS), config.get("STAGES", STAGES),
         compile_options(False, not any(p.precise for p in parts)), MOST_STACK,
     )  # fmt: skip
-    return KernelCall(name, pointers, sizes, (ends[-1], ix.ONE, ix.ONE), launch, tuple(maps))
+    programs = sum((part.programs for part in parts), ix.ZERO)
+    return KernelCall(name, pointers, sizes, (programs, ix.ONE, ix.ONE), launch, tuple(maps))
+
+
+def _one(problems: Sequence[Problem], config: Config, exact: bool, name: str) -> tuple[list[_Part], str]:
+    part = _Part(problems, config, exact, {})
+    return [part], part.text(name, _imports([part]))
 
 
 def _maps(parts: Sequence[_Part]) -> dict[TensorMap, str]:
@@ -129,9 +133,12 @@ class _GluonHead:
 class _Part:
     """One problem of a kernel, or several that are made together: its slots, and what they turned out to need."""
 
-    def __init__(self, problems: Sequence[Problem], config: Config, exact: bool, maps: dict[TensorMap, str]) -> None:
+    def __init__(
+        self, problems: Sequence[Problem], config: Config, exact: bool, maps: dict[TensorMap, str],
+        open_shifts: frozenset[int] | None = frozenset(),
+    ) -> None:  # fmt: skip
         self.problems, self.problem, self.config, self.exact = problems, problems[0], config, exact
-        self.parameters = Parameters(maps=maps)
+        self.parameters = Parameters(maps=maps, open=open_shifts)
         slots = GluonSlots if self.problem.template.language == "gluon" else Slots
         self.fillers = [slots(problem, config, exact, self.parameters) for problem in problems]
 
@@ -142,7 +149,11 @@ class _Part:
         gluon = self.problem.template.language == "gluon"
         opens = _GluonHead(self, name, head) if gluon else _Head(self, name, head, more)
         text = sl.render(self.fillers, opens, _facts, program) + opens.end()
-        return text.replace(PARAMETERS, ", ".join(self.arguments()))
+        return text.replace(PARAMETERS, ", ".join([*self.arguments(), *self.parameters.shift_names()]))
+
+    def with_shifts(self, open_shifts: frozenset[int]) -> _Part:
+        """The same part, of whose function other shifts are parameters."""
+        return _Part(self.problems, self.config, self.exact, self.parameters.maps, open_shifts)
 
     @property
     def maps(self) -> dict[TensorMap, str]:
@@ -168,7 +179,8 @@ class _Part:
 
     @property
     def names(self) -> set[str]:
-        return self.parameters.made_names | set(map(clean, self.parameters.sizes))
+        made = self.parameters.made_names | set(map(clean, self.parameters.sizes))
+        return made | set(self.parameters.shift_names())
 
     def opening(self, name: str, more: Sequence[str]) -> str:
         """The signature, knobs, and the lengths of the axes."""
@@ -213,34 +225,100 @@ def _imports(parts: Sequence[_Part]) -> str:
     return "\n".join([*lines, ""])
 
 
-def _joined(parts: Sequence[_Part], ends: Sequence[Expr], name: str) -> str:
-    """Parts as functions of a program's number, equal ones only once, and the kernel that calls each for its own programs."""
-    functions: dict[str, str] = {}
-    texts: list[str] = []
-    calls: list[str] = []
-    first = parts[0]
-    scope = first.fillers[0]
-    for k, (part, begin) in enumerate(zip(parts, (ix.ZERO, *ends), strict=False)):
-        symbol = f"{name}_part{k}"
-        text = part.text(symbol, "", "program")
-        known = functions.setdefault(
-            canonical_text(text.replace(symbol, "part"), frozenset(part.names | set(part.arguments()))), symbol
-        )
-        texts += [text] if known == symbol else []
-        number = begin.as_int()
-        # of equal branches the compiler would make one that selects among descriptors, which have to be parameters
-        start = f"lib.branch_constant({number}, program)" if number is not None else f"({scope.length(begin)})"
-        calls.append(f"{known}({', '.join([f'(program - {start}).to(tl.int32)', *part.arguments()])})")
+# ---- several problems in one launch ----------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class _Shared:
+    """Parts that are one function of a program's number, of pointers, and of the constants in addresses by which they differ:
+    the function's text for the first of them, and the arguments of each."""
+
+    parts: Sequence[_Part]
+    first: _Part
+    arguments: Sequence[Sequence[str]]
+
+    @property
+    def programs(self) -> Expr:
+        return sum((part.programs for part in self.parts), ix.ZERO)
+
+
+def _joined(groups: Sequence[Sequence[Problem]], config: Config, exact: bool, name: str) -> tuple[list[_Part], str]:
+    """Parts as functions of a program's number, and the kernel that calls each for its own programs; equal parts are one call,
+    which is compiled once, with arguments that a program chooses. The order is that of their programs."""
+    maps: dict[TensorMap, str] = {}
+    parts = [_Part(group, config, exact, maps, None) for group in groups]
+    calls = _shared(parts)
+    ordered = [part for one in calls for part in one.parts]
+    texts, symbols = _functions(calls, name)
+    ends = list(itertools.accumulate(one.programs for one in calls))
+    scope = parts[0].fillers[0]
     body = ["lib.wait_for_previous()", "program = tl.program_id(0)"]
     limits = ["", *map(scope.length, ends[:-1]), ""]
-    for call, low, high in zip(calls, limits, limits[1:], strict=False):
-        bounds = [f"program >= ({low})"] * bool(low) + [f"program < ({high})"] * bool(high)
+    for k, (one, begin) in enumerate(zip(calls, (ix.ZERO, *ends), strict=False)):
+        call = _call(one, symbols[k], begin, k)
+        bounds = [f"program >= ({limits[k]})"] * bool(limits[k]) + [f"program < ({limits[k + 1]})"] * bool(limits[k + 1])
         # one after the other, not one or else the other: of alternatives Triton does not see that they share memory
-        body += [f"if {' and '.join(bounds)}:", f"    {call}"]
-    found = [part.parameters for part in parts]
-    given = _names(_all(p.pointers for p in found), _maps(parts).values(), _all(p.sizes for p in found))
+        body += [f"if {' and '.join(bounds)}:", *(f"    {line}" for line in call)] if bounds else call
+    found = [part.parameters for part in ordered]
+    given = _names(_all(p.pointers for p in found), _maps(ordered).values(), _all(p.sizes for p in found))
     kernel = ["@triton.jit", f"def {name}({', '.join(given)}):", *(f"    {line}" for line in body)]
-    return tidy("\n".join([_imports(parts), *texts, *kernel]))
+    return ordered, tidy("\n".join([_imports(ordered), *texts, *kernel]))
+
+
+def _shared(parts: Sequence[_Part]) -> list[_Shared]:
+    """The parts by their text but for names and constants in addresses. Descriptors have to be parameters of the kernel, not
+    what a program chooses, so parts with others are apart; so are those that are aligned otherwise."""
+    equal: dict[Hashable, list[_Part]] = {}
+    for part in parts:
+        text = part.text("part", "", "program")
+        names = frozenset(part.names | set(part.arguments()))
+        starts = tuple(aligned(part.problem.graph.buffers[b]) for b in part.parameters.pointers)
+        static = part.programs.as_int() is not None
+        key = canonical_text(text, names), starts, tuple(part.maps.values())
+        equal.setdefault(key if static else id(part), []).append(part)
+    return [_of_equal(found) for found in equal.values()]
+
+
+def _of_equal(parts: Sequence[_Part]) -> _Shared:
+    constants = [part.parameters.shifts for part in parts]
+    differ = frozenset(k for k, found in enumerate(zip(*constants, strict=True)) if len(set(found)) > 1)
+    wide = any(abs(found[k]) >= 2**31 for found in constants for k in differ)
+    text = "tl.full([], {}, tl.int64)" if wide else "{}"
+    arguments = [
+        [*part.arguments(), *(text.format(shifts[k]) for k in sorted(differ))]
+        for part, shifts in zip(parts, constants, strict=True)
+    ]
+    return _Shared(parts, parts[0].with_shifts(differ), arguments)
+
+
+def _functions(calls: Sequence[_Shared], name: str) -> tuple[list[str], list[str]]:
+    """The texts of the functions, equal ones only once, and the name of each call's."""
+    known: dict[str, str] = {}
+    texts: list[str] = []
+    symbols: list[str] = []
+    for k, one in enumerate(calls):
+        symbol = f"{name}_part{k}"
+        text = one.first.text(symbol, "", "program")
+        names = frozenset(one.first.names | set(one.first.arguments()))
+        symbols.append(known.setdefault(canonical_text(text.replace(symbol, "part"), names), symbol))
+        texts += [text] if symbols[-1] == symbol else []
+    return texts, symbols
+
+
+def _call(one: _Shared, symbol: str, begin: Expr, number: int) -> list[str]:
+    """Statements that call a function with what belongs to a program."""
+    first = begin.as_int()
+    if len(one.parts) > 1 and first is not None:
+        programs = (part.programs.as_int() or 0 for part in one.parts[:-1])
+        firsts = list(itertools.accumulate(programs, initial=first))
+        choices = {f"a{k}": texts for k, texts in enumerate(zip(*one.arguments, strict=True))}
+        lines, chosen = choose(firsts, choices, f"m{number}")
+        start, arguments = chosen.pop("first"), list(chosen.values())
+    else:
+        # of equal branches the compiler would make one that selects among descriptors, which have to be parameters
+        start = f"lib.branch_constant({first}, program)" if first is not None else f"({one.first.fillers[0].length(begin)})"
+        lines, arguments = [], list(one.arguments[0])
+    return [*lines, f"{symbol}({', '.join([f'(program - {start}).to(tl.int32)', *arguments])})"]
 
 
 def _facts(problem: Problem, operand: str) -> dict[str, object]:

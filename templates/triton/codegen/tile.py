@@ -11,7 +11,7 @@ import torch
 from kgen.ir import index as ix
 from kgen.ir import ops
 from kgen.ir import values as vs
-from kgen.ir.index import Expr, Var
+from kgen.ir.index import Atom, Expr, Var
 from kgen.ir.plan import Statement
 from kgen.ir.values import Value
 from kgen.rendered.tensor_map import TensorMap
@@ -25,13 +25,33 @@ from kgen.templates.triton.codegen.table import REDUCE, TRITON_TYPES, WIDEN, lit
 
 @dataclass(slots=True)
 class Parameters:
-    """What the slots of one kernel have in common: its pointers, descriptors and sizes, and the names that are taken."""
+    """What the slots of one kernel have in common: its pointers, descriptors and sizes, and the names that are taken. `shifts`
+    are constants in the addresses of a function, one for each access; those that are `open` (None: all) are its parameters."""
 
     pointers: dict[str, None] = field(default_factory=dict)
     maps: dict[TensorMap, str] = field(default_factory=dict)  # descriptors, with their names
     sizes: dict[str, None] = field(default_factory=dict)
     made_names: set[str] = field(default_factory=set)
     count: int = 0
+    shifts: list[int] = field(default_factory=list)
+    open: frozenset[int] | None = frozenset()
+
+    def shifted(self, offset: Expr) -> Expr:
+        """An offset whose constant is the function's next shift."""
+        number, constant = len(self.shifts), offset.constant_term()
+        self.shifts.append(constant)
+        if self.open is not None and number not in self.open:
+            return offset
+        return offset - ix.constant(constant) + ix.size(shift_name(number)).expr()
+
+    def shift_names(self) -> list[str]:
+        """The parameters that are shifts."""
+        return [shift_name(k) for k in range(len(self.shifts)) if self.open is None or k in self.open]
+
+
+def shift_name(number: int) -> str:
+    """No other name of a kernel looks like it: those of buffers have a number or a letter of their own."""
+    return f"shift{number}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,6 +128,13 @@ class TileEmitter(PointEmitter):
 
     def masked(self) -> Axes:
         return self._masked
+
+    def _place(self, buffer: str, offset: Expr, level: Axes) -> str:
+        return super()._place(buffer, self.parameters.shifted(offset), level)
+
+    def _variable(self, atom: Atom) -> str:
+        is_shift = isinstance(atom, ix.Size) and atom.name in self.parameters.shift_names()
+        return str(atom) if is_shift else super()._variable(atom)
 
     def _shape(self, axes: Axes) -> str:
         return "[" + ", ".join(d.block if d.axis in axes else "1" for d in self.dimensions) + "]"

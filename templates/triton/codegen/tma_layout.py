@@ -158,6 +158,25 @@ def tiles_read(problem: Problem) -> tuple[Value, ...]:
     return tuple(load for load, atoms in read if atoms & rows and atoms & columns)
 
 
+@memoised
+def gathers_tiles(problem: Problem) -> bool:
+    """Whether an epilogue reads a tile at indices from data: each thread holds the addresses of its rows as well."""
+    rows, columns = frozenset(problem.loops["m"]), frozenset(problem.loops["n"])
+    for load in vs.loads([root for s in problem.epilogue for root in s.roots]):
+        offset = load.attr[1][0]
+        read = frozenset(ix.free_atoms(offset))
+        by_data = frozenset(
+            atom
+            for one in ix.indirects(offset)
+            for value in vs.topological([one.value])
+            for index in vs.index_exprs(value)
+            for atom in ix.free_atoms(index)
+        )
+        if by_data & (rows | columns) and (read | by_data) & rows and (read | by_data) & columns:
+            return True
+    return False
+
+
 def _lying(
     problem: Problem, name: str, access: tuple[str, tuple[Expr], torch.dtype], loops: tuple[tuple[str, tuple[Var, ...]], ...]
 ) -> TmaLayout | str:

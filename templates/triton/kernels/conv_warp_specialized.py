@@ -19,7 +19,7 @@ from kgen.templates.base import KernelTemplate, Resources
 from kgen.templates.contract import Config, contraction, knob, operand, result, template
 from kgen.templates.problem import Problem, memoised
 from kgen.templates.triton.codegen.tma_box import BoxLayout, BoxOrder, epilogue_tiles_of, operand_box, powers
-from kgen.templates.triton.codegen.tma_layout import TmaLayout, tiles_read, tma_layout
+from kgen.templates.triton.codegen.tma_layout import TmaLayout, gathers_tiles, tiles_read, tma_layout
 from kgen.templates.triton.kernels import conv_estimate
 from kgen.templates.triton.kernels.hopper import refuse_device
 from kgen.templates.triton.kernels.matmul_tma import BARRIERS, ROW
@@ -180,7 +180,8 @@ def _tiles_read(problem: Problem) -> list[object] | None:
     """The tiles that an epilogue reads; None where TMA does not move all of them."""
     boxed = {(one.buffer, one.offset): one for one in epilogue_tiles_of(problem, "Y") if not one.written}
     found = [boxed.get((load.attr[0], load.attr[1][0])) for load in tiles_read(problem)]
-    return None if None in found or any(load.args for load in tiles_read(problem)) else list(dict.fromkeys(found))
+    by_pointers = None in found or any(load.args for load in tiles_read(problem)) or gathers_tiles(problem)
+    return None if by_pointers else list(dict.fromkeys(found))
 
 
 def _refuse_sizes(problem: Problem) -> str | None:

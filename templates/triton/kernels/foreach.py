@@ -21,6 +21,7 @@ from kgen.templates.form import Form, form_of, without_parts
 from kgen.templates.loop_contract import LoopKernel, LoopProblem, LoopTemplate, loops
 from kgen.templates.loop_slots import TritonForm, TritonForms
 from kgen.templates.render import canonical_text, clean, lines, render_slots, source_lines
+from kgen.templates.triton.codegen.choices import choose
 from kgen.templates.triton.codegen.emit import Emitter
 from kgen.templates.triton.codegen.launch import aligned, compile_options
 from kgen.templates.triton.codegen.table import TRITON_TYPES
@@ -204,8 +205,9 @@ class _Body:
         constants += [("RBLOCK", blocks.r)] if self.tiling.kernel.inner else []
         constants += [(clean(s), numbers[0]) for s, numbers in sizes.items() if _constant(numbers)]
         head = FunctionHead(name, (), ("program", *choices), tuple(constants)).function()
-        find, arguments = self._tree(choices)
-        call = f"{name}(program - {arguments[0]}, {', '.join(arguments[1:])})"
+        find, chosen = choose(self.firsts, choices, f"m{self.number}")  # no parameter of the kernel begins like this
+        self.made_names |= {f"m{self.number}_{one}" for one in chosen}
+        call = f"{name}(program - {chosen.pop('first')}, {', '.join(chosen.values())})"
         slot = TritonForm(loop_line(self.tiling), head, lines(same), lines(self.axes), lines(self.lines))
         return _Form(slot, self.end, (*find, call))
 
@@ -227,27 +229,6 @@ class _Body:
     def _texts(self, numbers: list[int]) -> list[str]:
         wide = self.tiling.wide or not all(-(2**31) <= n < 2**31 for n in numbers)
         return [f"tl.full([], {n}, tl.int64)" if wide else str(n) for n in numbers]
-
-    def _tree(self, choices: dict[str, list[str]]) -> tuple[list[str], list[str]]:
-        """Statements that choose among `choices`, and the names of what they have chosen, the member's first program before."""
-        if len(self.members) == 1:
-            return [], [str(self.firsts[0]), *(texts[0] for texts in choices.values())]
-        # no parameter of the kernel begins like these
-        variables = {name: f"m{self.number}_{name}" for name, texts in choices.items() if len(set(texts)) > 1}
-        first = f"m{self.number}_first"
-        self.made_names |= {first, *variables.values()}
-
-        def below(low: int, high: int) -> list[str]:
-            if high - low == 1:
-                leaf = [f"{first} = lib.branch_constant({self.firsts[low]}, program)"]
-                return leaf + [f"{variable} = {choices[name][low]}" for name, variable in variables.items()]
-            middle = (low + high) // 2
-            halves = (below(low, middle), below(middle, high))
-            left, right = (["    " + line for line in lines] for lines in halves)
-            return [f"if program < {self.firsts[middle]}:", *left, "else:", *right]
-
-        chosen = [variables.get(name, texts[0]) for name, texts in choices.items()]
-        return below(0, len(self.members)), [first, *chosen]
 
 
 def _abstract(member: _Member) -> Tiling:

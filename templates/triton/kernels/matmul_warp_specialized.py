@@ -17,7 +17,7 @@ from kgen.ir.index import Expr
 from kgen.templates.base import Resources
 from kgen.templates.contract import Config, contraction, knob, operand, result, template
 from kgen.templates.problem import Problem, memoised
-from kgen.templates.triton.codegen.tma_layout import TmaLayout, epilogue_tma_layout, tiles_read, tma_layout
+from kgen.templates.triton.codegen.tma_layout import TmaLayout, epilogue_tma_layout, gathers_tiles, tiles_read, tma_layout
 from kgen.templates.triton.kernels import estimate
 from kgen.templates.triton.kernels.matmul import DOT_TYPES, HOPPER, DotTemplate, operand_bytes, refuse_sums, sums_needs
 from kgen.templates.triton.kernels.matmul_tma import BARRIERS, ROW, epilogue_subtile, epilogue_tiles, grid_of_tiles
@@ -211,7 +211,7 @@ class WarpSpecializedMatmul(DotTemplate):
                 if problem.operand_reductions:  # sums of operands are stored for whole tiles
                     values = one
                 # tiles that come by pointers stay in registers, of which large sums leave few; so do several that are fetched
-                crowded = not all(reads) or (reads and not prefetch) or len(reads) > 1
+                crowded = not all(reads) or (reads and not prefetch) or len(reads) > 1 or gathers_tiles(problem)
                 if not crowded or one["BLOCK_M"] * one["BLOCK_N"] <= FEW_SUMS * 32 * one["WARPS"]:
                     yield {**values, "BLOCK_K": ROW // problem.main_dtype.itemsize, "PREFETCH": prefetch}
 

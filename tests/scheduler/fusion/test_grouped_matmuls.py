@@ -209,6 +209,34 @@ def test_compiles_for_hopper_with_asynchronous_matmuls() -> None:
     assert done.cubin
 
 
+def steps(x: Tensor, w: Tensor, b: Tensor) -> list[Tensor]:
+    """The steps of a sequence, each by one of two matrices; the last one does more."""
+    found = [x[:, k] @ w[k % 2] + b for k in range(5)]
+    return [*found, (x[:, 5] @ w[0]).relu()]
+
+
+def test_equal_matmuls_of_a_launch_are_one_body() -> None:
+    """They differ in where they read, and in what they write: a program chooses both, and the body is compiled once."""
+    args = [r(24, 7, 64, dtype=bf), r(2, 64, 48, dtype=bf), r(48, dtype=bf)]
+    with forced("triton_matmul") as made, kgen.config.override(loop_batching=False):
+        found = compiled(steps, *args)
+    assert len(made.matmuls) == 1
+    assert made.matmuls[0].source.count("lib.dot") == 2
+    for one, other in zip(found, steps(*args), strict=True):
+        assert error(one, other) < 5e-3
+
+
+@pytest.mark.ptx
+def test_pointers_that_a_program_chooses_are_as_aligned_as_they_were() -> None:
+    args = [torch.empty(64, 7, 512, dtype=bf), torch.empty(2, 512, 64, dtype=bf), torch.empty(64, dtype=bf)]
+    with forced("triton_matmul", runs=False) as made, kgen.config.override(loop_batching=False):
+        compiled(steps, *args)
+    (kernel,) = made.matmuls
+    (done,) = triton.compile_kernels([kernel], 90)
+    assert done.stack == 0
+    assert done.shared >= made.needs[0].shared * 3 // 4  # loads of two bytes would not go there on their own
+
+
 def small_ones(*tensors: Tensor) -> list[Tensor]:
     """Matmuls that have nothing in common, each with an epilogue of its own."""
     pairs = zip(tensors[::2], tensors[1::2], strict=True)

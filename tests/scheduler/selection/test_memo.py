@@ -61,3 +61,34 @@ def test_equal_layers_are_searched_once(searches: list[Any]) -> None:
     assert few == many
     assert searched(searches, relu, relu, tanh, tanh) > many
     assert searched(searches, relu, relu) == few  # nothing is left for the next graph
+
+
+def test_steps_of_a_sequence_are_searched_once(searches: list[Any]) -> None:
+    """They begin elsewhere in what they read, by indices too, and in what they write; aligned otherwise, they are others."""
+
+    def steps(x: Tensor, ids: Tensor, table: Tensor, w: Tensor) -> Tensor:
+        found = [(x[:, k] @ w) + table[ids[:, k]] * x[:, k + 1] for k in range(1, 7)]
+        return torch.stack(found, 1)
+
+    def count(width: int) -> int:
+        searches.clear()
+        ids = torch.zeros(64, 16, dtype=torch.int64)
+        args = (torch.randn(64, 16, width), ids, torch.randn(9, width), torch.randn(width, width))
+        plan = plans(steps, *args, options=Options(programs=False)).forward
+        matmuls = [step for step in plan.steps if isinstance(step, Kernel) and step.contracts]
+        assert len(matmuls) == 6
+        return len(searches)
+
+    assert count(64) == 3  # ids of 8 bytes begin at a multiple of 16 or not, and the first result begins at 0
+    assert count(65) > 2
+
+
+def test_parts_of_different_tensors_are_searched_once(searches: list[Any]) -> None:
+    def f(w: Tensor, *xs: Tensor) -> list[Tensor]:
+        return [torch.cat([(x @ w).relu(), (x @ w).tanh() + 1], 1) for x in xs]
+
+    searches.clear()
+    plan = plans(f, torch.randn(64, 64), *(torch.randn(64, 64) for _ in range(3)), options=Options(programs=False)).forward
+    matmuls = [step for step in plan.steps if isinstance(step, Kernel) and step.contracts]
+    assert len(matmuls) == 3
+    assert len(searches) == 1
