@@ -37,6 +37,8 @@ LANES, CLOCK, LOAD, BUSY_WARPS, RUN = 128, 1.7e9, 10, 16, 64
 # two axes are loaded element by element, for each has bounds of its own (H100, 2026-11-26, bench.regret: 15 convolutions, .7 to
 # 1.5 of the estimate, but for filters of hundreds of taps and channels).
 MULTIPLIED = 2.5
+# Instructions of a load of a filter tap where each thread has several positions.
+FILTER = 4
 
 
 # Of warps with parts of their own, whose estimates are as measured (H100, 2026-11-26, bench.gpu_convs and bench.regret: 105
@@ -154,6 +156,33 @@ def direct(problem: Problem, config: Config, needs: Resources) -> float:
     busy = math.ceil(tiles / device.compute_units) * (steps * step * waits + START / together)
     longer = ALONG_ONE if _runs_along_one_axis(problem) else 1.0
     return LAUNCH + longer * max(busy, streaming(problem)) + START
+
+
+def depthwise(problem: Problem, config: Config, strips: int, coordinates: int, taps: int) -> float:
+    """The time of tiles of which each thread has several positions: `coordinates` of an image and `taps` of a filter along the
+    first dimension of their windows are loaded for each tap of the others."""
+    device, threads = problem.device, config.WARPS * 32
+    columns = problem.size("t") / taps
+    tile = config.BLOCK_G * config.BLOCK_M
+    wide = _width(problem, "X", {"g": config.BLOCK_G})
+    own = min(wide, max(1, tile // threads)) if config.BLOCK_G > 1 else 1
+    images = coordinates * tile * (1 + LOAD / own)
+    filters = taps * threads * own * FILTER
+    multiplied = taps * config.ROWS * tile
+    step = columns * (images + filters + multiplied) / LANES / CLOCK
+    programs = math.ceil(problem.size("g") / config.BLOCK_G) * problem.size("n") * strips
+    busy = math.ceil(programs / device.compute_units) * step
+    return LAUNCH + max(busy, streaming(problem)) + START
+
+
+def are_channels_beside(problem: Problem) -> bool:
+    """Whether the channels of an image lie side by side."""
+    return _width(problem, "X", {"g": RUN}) > 1
+
+
+def depthwise_unmeasured(problem: Problem) -> str | None:
+    """Why nothing is known of such a convolution."""
+    return "no GPU has measured it yet"
 
 
 def _width(problem: Problem, name: str, blocks: Mapping[str, int]) -> int:
