@@ -29,8 +29,8 @@ LEAST_CHANNELS = 16
 MOST_POSITIONS = 2**31 - 2**20
 # Taps and coordinates of a column that are written out: the most of all columns, and of one.
 MOST_UNROLLED, MOST_COORDINATES = 96, 40
-# Registers of a thread besides sums, and the most that sums may take.
-OTHER_REGISTERS, MOST_SUMS = 64, 96
+# Registers of a thread for each coordinate of an element, with bounds and without, and besides. Compilers take .6 to 1.5 of it.
+BOUNDED, UNBOUNDED, OTHER_REGISTERS = 2.0, 0.5, 16
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,13 +110,11 @@ class DepthwiseConv(KernelTemplate):
         beside = few if most < LEAST_CHANNELS else tuple(tile for tile in BESIDE if tile[0] <= most)
         for g, m, warps in beside if conv_estimate.are_channels_beside(problem) else APART:
             for rows in ROWS:
-                if _fits(problem, rows) and rows * g * m <= MOST_SUMS * warps * 32:
+                if _fits(problem, rows):
                     yield {"BLOCK_G": g, "BLOCK_M": m, "ROWS": rows, "WARPS": warps}
 
     def resources(self, problem: Problem, config: Config) -> Resources:
-        words = problem.accumulator.itemsize // 4 or 1
-        sums = words * config.ROWS * config.BLOCK_G * config.BLOCK_M // (config.WARPS * 32)
-        return Resources(0, sums + OTHER_REGISTERS)
+        return Resources(0, _registers(problem, config))
 
     def grid(self, problem: Problem, config: Config) -> Expr:
         return (
@@ -131,8 +129,8 @@ class DepthwiseConv(KernelTemplate):
 
     def seconds(self, problem: Problem, config: Config) -> float:
         facts = _facts(problem, config)
-        strips = math.ceil(facts.strips / config.BLOCK_M)
-        return conv_estimate.depthwise(problem, config, strips, facts.coordinates, facts.taps)
+        strips = conv_estimate.Strips(facts.strips, facts.taps, facts.coordinates)
+        return conv_estimate.depthwise(problem, config, strips, _registers(problem, config))
 
     def uncalibrated(self, problem: Problem) -> str | None:
         return conv_estimate.depthwise_unmeasured(problem)
@@ -197,6 +195,14 @@ def _facts(problem: Problem, config: Config) -> Facts:
         rows, _extent(found.positions), found.step, digits.pop(found.positions), tuple(digits.values()), taps, inner,
         inner * (taps + coordinates) <= MOST_UNROLLED,
     )  # fmt: skip
+
+
+def _registers(problem: Problem, config: Config) -> int:
+    """Registers of a thread: sums of its elements, and what it loads for them."""
+    facts, words = _facts(problem, config), problem.accumulator.itemsize // 4 or 1
+    each = max(1, config.BLOCK_G * config.BLOCK_M // (config.WARPS * 32)) * words
+    each_coordinate = BOUNDED if conv_estimate.has_bounds(problem) else UNBOUNDED
+    return int(each * (config.ROWS + each_coordinate * facts.coordinates)) + OTHER_REGISTERS
 
 
 def _fits(problem: Problem, rows: int) -> bool:

@@ -13,6 +13,7 @@ from torch import Tensor
 import kgen
 from bench.conv_problems import Convolution, FilterGradient, random_depthwise, random_gradient, random_problem
 from kgen.build import triton
+from kgen.cost import model
 from kgen.device import Device
 from kgen.ir.plan import Kernel
 from kgen.only import Only, only
@@ -184,8 +185,26 @@ def test_bounds_are_predicates_of_loads() -> None:
     assert "+wait" in source_of(lambda x, w, s: made.plain(torch.relu(x * s), w), x, w, scale)
 
 
+@pytest.mark.parametrize(
+    ("made", "measured"),
+    [
+        (Convolution((8, 3, 253, 253), (3, 1, 11, 11), (1, 1), (5, 5), (1, 1), 3, False, f32, 0), 101),
+        (Convolution((8, 3, 253, 253), (3, 1, 11, 11), (1, 1), (5, 5), (1, 1), 3, True, f32, 0), 161),
+        (Convolution((32, 128, 56, 56), (128, 1, 3, 3), (1, 1), (1, 1), (1, 1), 128, False, bf16, 0), 125),
+        (Convolution((32, 128, 56, 56), (128, 1, 3, 3), (1, 1), (1, 1), (1, 1), 128, True, bf16, 0), 26.7),
+    ],
+    ids=str,
+)
+def test_prices_of_the_librarys_depthwise_kernels(made: Convolution, measured: float) -> None:
+    """Microseconds on an H200 (docs/decisions/0035-depthwise-convolutions-on-a-gpu.md)."""
+    priced = model.vendor_seconds(problem_of(DEPTHWISE, made)) * 1e6
+    assert 0.75 < priced / measured < 1.3
+
+
 def test_nobody_has_measured_them() -> None:
     for name, made in EVERY.items():
+        if name == DEPTHWISE:
+            continue
         assert registry.find(name).uncalibrated(problem_of(name, made))
 
 
