@@ -142,6 +142,22 @@ def random_problem(seed: int, few: bool, large: bool = False) -> Convolution:
     return Convolution(image, filters, stride, padding, dilation, groups, g.random() < 0.6, dtype, g.randrange(4))
 
 
+def random_depthwise(seed: int, large: bool = False) -> Convolution:
+    """One of one channel in each group, whose filters reach along the first dimension of its windows."""
+    g = random.Random(seed)
+    rank = g.choice((1, 2, 2, 2, 3))
+    groups, made = g.choice(((2, 3, 20), (2, 3, 65, 96))[large]), g.choice((1, 1, 1, 2))
+    taps = [g.choice((1, 2, 3, 4, 5, 7)) for _ in range(rank)]
+    taps[0] = max(2, taps[0])
+    dilation = [1, *(g.choice((1, 1, 2)) for _ in taps[1:])]
+    lengths = ((5, 9, 13), (29, 40, 61))[large] if rank < 3 else ((3, 5), (9, 14))[large]
+    sizes = [(t - 1) * d + g.choice(lengths) for t, d in zip(taps, dilation, strict=True)]
+    padding, stride = (tuple(g.choice(values) for _ in taps) for values in ((0, 1, 2, 5), (1, 1, 2, 3)))
+    image, filters = (g.choice((1, 2, 3)), groups, *sizes), (made * groups, 1, *taps)
+    dtype = g.choice((f32, f32, bf16, f16))
+    return Convolution(image, filters, stride, padding, tuple(dilation), groups, g.random() < 0.5, dtype, g.randrange(4))
+
+
 def random_boxed(seed: int, large: bool = False) -> Convolution:
     """One whose channels are last and begin at multiples of 16 bytes, without a prologue: what TMA reads."""
     g = random.Random(seed)

@@ -17,6 +17,7 @@ from bench.conv_problems import (
     f16,
     f32,
     random_boxed,
+    random_depthwise,
     random_gradient,
     random_problem,
 )
@@ -26,6 +27,7 @@ from kgen.only import Pick, only
 # Largest error of an element against the largest number, by type: float32 may be rounded to TF32.
 TOLERANCE = {bf16: 0.02, f16: 4e-3, f32: 4e-3}
 DIRECT, WEIGHT, BOXED = "triton_conv_direct", "triton_conv_weight", "triton_conv_warp_specialized"
+DEPTHWISE = "triton_conv_depthwise"
 
 # Problems for all configurations: tiles cross rows and images.
 GEMM_CASES = (
@@ -54,6 +56,13 @@ DIRECT_CASES = (
     Convolution((2, 130, 300), (130, 1, 4), (1,), (3,), (1,), groups=130, last=False, dtype=f16),
     Convolution((2, 40, 6, 14, 15), (40, 1, 3, 3, 3), (1, 1, 1), (1, 1, 1), (1, 1, 1), groups=40),
 )
+DEPTHWISE_CASES = (
+    Convolution((3, 96, 29, 37), (96, 1, 7, 7), (1, 1), (3, 3), (1, 1), groups=96, slots=2),
+    Convolution((3, 72, 29, 37), (144, 1, 3, 3), (2, 1), (1, 4), (1, 2), groups=72, last=False, dtype=f32),
+    Convolution((2, 3, 53, 70), (3, 1, 11, 11), (1, 1), (5, 5), (1, 1), groups=3, last=False, dtype=f32),
+    Convolution((2, 130, 300), (130, 1, 7), (1,), (3,), (1,), groups=130, dtype=f16),
+    Convolution((2, 40, 6, 14, 15), (40, 1, 3, 3, 3), (1, 1, 1), (1, 1, 1), (1, 1, 1), groups=40),
+)
 WEIGHT_CASES = (
     FilterGradient((4, 72, 29, 37), 136, (3, 3), (1, 1), (1, 1), (1, 1)),
     FilterGradient((2, 64, 32, 33), 64, (3, 2), (2, 1), (1, 4), (1, 2), last=False, dtype=f16),
@@ -65,7 +74,9 @@ RANDOM = 30
 
 def tasks_of(template: str, count: int = RANDOM) -> list[Task]:
     """All configurations on the problems of a template, then one each on random problems."""
-    if template == WEIGHT:
+    if template == DEPTHWISE:
+        fixed, drawn = DEPTHWISE_CASES, [random_depthwise(seed, large=True) for seed in range(count)]
+    elif template == WEIGHT:
         fixed, drawn = WEIGHT_CASES, [random_gradient(seed, large=True) for seed in range(count)]
     elif template == BOXED:
         fixed, drawn = BOXED_CASES, [random_boxed(seed, large=True) for seed in range(count)]

@@ -35,7 +35,7 @@ from kgen.only import Pick, only
 from kgen.templates.contract import Config
 
 Function = Callable[..., Any]
-TEMPLATES = ("triton_conv", "triton_conv_direct", "triton_conv_weight", "triton_conv_warp_specialized")
+TEMPLATES = ("triton_conv", "triton_conv_direct", "triton_conv_depthwise", "triton_conv_weight", "triton_conv_warp_specialized")
 CONFIGS = "configs"
 
 

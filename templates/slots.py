@@ -37,8 +37,21 @@ class Segment:
         return f"({self.begin} + tl.arange(0, {self.length}))"
 
 
+@dataclass(frozen=True, slots=True)
+class Pair:
+    """One index along an axis of several loops: `outer` counts the first of them, `inner` the others, of which there are
+    `length` together. Where an operand has one loop for all, its text is their number."""
+
+    outer: str
+    inner: str
+    length: str
+
+    def __str__(self) -> str:
+        return f"({self.outer} * {self.length} + {self.inner})"
+
+
 # Indices along an axis, as an author gives them to a slot.
-Index = str | Segment
+Index = str | Segment | Pair
 
 
 class Named:
@@ -287,7 +300,8 @@ class StepSlot(Named):
 class AxisSlot(Named):
     """``{{ k.size }}`` is the text of the axis' length, in parentheses where it is a sum or a product, and ``{{ k.static }}``
     says whether that is a number. In Triton, ``k.segment(64, 32)`` are indices for a slot: 32 of them, from 64 on, whatever the
-    length of a block."""
+    length of a block; and of an axis without a block, ``t.pair("row", "rest", "count")`` is an index whose first loop is at
+    `row`, and whose other loops, `count` together, are at `rest`: nothing has to be divided."""
 
     name: str
     size: str
@@ -295,6 +309,9 @@ class AxisSlot(Named):
 
     def segment(self, begin: int, length: int) -> Segment:
         return Segment(begin, length)
+
+    def pair(self, outer: str, inner: str, length: str) -> Pair:
+        return Pair(outer, inner, length)
 
 
 @dataclass(frozen=True, slots=True)

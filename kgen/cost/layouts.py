@@ -23,6 +23,9 @@ FEW = 4
 # And for each tap of a depthwise convolution of two dimensions on a GPU, of which torch has a kernel of its own where channels
 # are not the innermost dimension: 225 us for 25 taps of 32x128x56x56, and 50 with cuDNN's (H100, 2026-11-26, bench.untuned).
 TAP = 0.4
+# Bytes of a load. cuDNN has fast depthwise kernels for channels in rows of whole loads alone: with 65 channels of 16 bits 4 x 4
+# taps took it 418 us, torch's kernel 77; with 3 channels of 32 bits 11 x 11 took 158 and 100 (H200, 2026-11-27, bench.untuned).
+LOAD = 16
 
 
 def copy(value: torch.Tensor) -> int:
@@ -38,6 +41,8 @@ def channels_first(images: Sequence[torch.Tensor], weight: torch.Tensor, groups:
     kind, device = _kind(weight, groups), images[0].device.type
     share = REORDERED[device][kind]
     if kind == "depthwise" and device == "cuda":
+        if images[0].shape[1] * images[0].element_size() % LOAD:
+            return 0
         share = max(share, TAP * math.prod(weight.shape[2:]))
     filters = COPIED * len(images) * _bytes(weight) if kind == "dense" and device == "cuda" else 0.0
     return int(sum(map(_bytes, images)) * share + filters)

@@ -12,6 +12,7 @@ import torch
 
 from kgen.cost.atomics import atomics_seconds
 from kgen.cost.cpu_convolutions import convolution_on_cpu
+from kgen.cost.gpu_depthwise import depthwise_on_gpu, is_depthwise
 from kgen.device import ADDITIONS, L2_RATE
 from kgen.ir import index as ix
 from kgen.ir import nodes as ir
@@ -456,6 +457,9 @@ def _call(problem: Problem, streaming: float) -> float:
     """The library's matmul alone."""
     device = problem.device
     share = LIBRARY_RATE[device.kind]
+    call = problem.windowed_call
+    if device.kind == "cuda" and call is not None and is_depthwise(problem):
+        return max(depthwise_on_gpu(problem, call), streaming)
     if device.kind == "cuda":
         aligned = _alignment(problem)
         share *= NARROW_SHARE if _is_narrow(problem) else PATCH_SHARE if _reads_patches(problem) else 1.0
@@ -473,7 +477,6 @@ def _call(problem: Problem, streaming: float) -> float:
             and tiles < device.compute_units // 4
         )
         return max(compute, streaming) + APART * min(compute, streaming) + (CUT_SUM if cut else 0)
-    call = problem.windowed_call
     if call is not None and problem.main_dtype.is_floating_point and not _is_emulated(problem):
         return convolution_on_cpu(problem, call)
     share *= _share_on_cpu(problem)

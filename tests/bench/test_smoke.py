@@ -59,7 +59,13 @@ def test_all_configurations_are_checked(capfd: pytest.CaptureFixture[str], monke
 def test_templates_have_tasks() -> None:
     of = {
         attention_smoke.tasks_of: ("triton_attention", "triton_attention_backward"),
-        conv_smoke.tasks_of: ("triton_conv", "triton_conv_direct", "triton_conv_weight", conv_smoke.BOXED),
+        conv_smoke.tasks_of: (
+            "triton_conv",
+            "triton_conv_direct",
+            conv_smoke.DEPTHWISE,
+            "triton_conv_weight",
+            conv_smoke.BOXED,
+        ),
         gpu_decode.tasks_of: ("triton_attention",),
     }
     for tasks, templates in of.items():

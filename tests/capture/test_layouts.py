@@ -360,6 +360,15 @@ def test_a_gpus_depthwise_convolutions_pay_for_each_tap(taps: int, least: float)
     assert costs.channels_first([image], weight, 128) >= (least if taps > 1 else 0.5) * 2 * image.numel()
 
 
+@pytest.mark.parametrize(("channels", "dtype"), [(65, torch.float16), (3, torch.float32)])
+def test_a_gpus_depthwise_convolutions_of_odd_channels_stay_as_they_are(channels: int, dtype: torch.dtype) -> None:
+    """cuDNN's kernels for channels side by side take longer there than torch's own for the others."""
+    with FakeTensorMode():
+        image = torch.empty(16, channels, 130, 130, dtype=dtype, device="cuda")
+        weight = torch.empty(channels, 1, 4, 4, dtype=dtype, device="cuda")
+    assert costs.channels_first([image], weight, channels) == 0
+
+
 def test_a_gpus_filters_of_small_images_count() -> None:
     """A library that reorders images reorders filters as well, and their gradient."""
     with FakeTensorMode():

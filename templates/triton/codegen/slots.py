@@ -19,7 +19,7 @@ from kgen.templates.contract import Config, Result
 from kgen.templates.middle import Middle
 from kgen.templates.problem import Input, Problem
 from kgen.templates.render import clean
-from kgen.templates.slots import Index, OperandSlot, ResultSlot, Segment, StepSlot
+from kgen.templates.slots import Index, OperandSlot, Pair, ResultSlot, Segment, StepSlot
 from kgen.templates.triton.codegen.powers import in_powers_of_two
 from kgen.templates.triton.codegen.runs import Run, Runs, runs_of
 from kgen.templates.triton.codegen.table import TRITON_TYPES, literal
@@ -128,7 +128,8 @@ class Slots:
         for axis, index in zip(axes, indices, strict=True):
             block = template.block(axis)
             if block is None:
-                scalars.append(Dimension(axis, loops[axis], "1", str(index), False))
+                pair = index if isinstance(index, Pair) else None
+                scalars.append(Dimension(axis, loops[axis], "1", str(index), False, pair=pair))
                 continue
             ragged, length = self._side(axis, block, index)
             block = lengths.get(axis, length)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Protocol
 
 import torch
@@ -18,6 +18,7 @@ from kgen.rendered.tensor_map import TensorMap
 from kgen.templates.contract import Config
 from kgen.templates.problem import Part, Problem
 from kgen.templates.render import clean
+from kgen.templates.slots import Pair
 from kgen.templates.triton.codegen.point import Axes, PointEmitter, Scope
 from kgen.templates.triton.codegen.precision import exact_values
 from kgen.templates.triton.codegen.table import REDUCE, TRITON_TYPES, WIDEN, literal
@@ -58,7 +59,7 @@ def shift_name(number: int) -> str:
 class Dimension:
     """An axis of a tile: its letter, its loops, the text of its length, and that of its indices (one dimension). A point of the
     tile may stand for `adjacent` along the axis; then `loops` are without the last one. Points from `end` on, where that is
-    said, are past the end of the tile."""
+    said, are past the end of the tile. One index may be given as a `pair`."""
 
     axis: str
     loops: tuple[Var, ...]
@@ -67,6 +68,7 @@ class Dimension:
     ragged: bool
     adjacent: int = 1
     end: str = ""
+    pair: Pair | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -273,9 +275,7 @@ class TileEmitter(PointEmitter):
         """The statements, after those that work out the loop variables they need."""
         lines = self.outer.lines
         self.outer = self.inner = self.fixed = self.scope = Scope()
-        head = [
-            line for d in self.scalars for line in self._loops(d, f"tl.cast({d.index}, tl.int64)" if self.wide else d.index)
-        ]
+        head = [line for d in self.scalars for line in self._scalar_loops(d)]
         for k, d in enumerate(self.dimensions):
             lift = ", ".join(":" if j == k else "None" for j in range(len(self.dimensions)))
             lifted = d.index if len(self.dimensions) == 1 else f"{d.index}[{lift}]"
@@ -285,6 +285,15 @@ class TileEmitter(PointEmitter):
                 head.append(f"{self.inside(d.axis)} = {lifted} < ({d.end or self.text(extent)})")
         self.parameters.count = self.counter
         return [*head, *lines]
+
+    def _scalar_loops(self, d: Dimension) -> list[str]:
+        """The loops of an axis of which a program has one index; of a pair, the first loop needs no division."""
+        cast = "tl.cast({}, tl.int64)" if self.wide else "{}"
+        if d.pair is None or len(d.loops) == 1:
+            return self._loops(d, cast.format(d.index))
+        first, *others = d.loops
+        parts = ((first,), d.pair.outer), (tuple(others), d.pair.inner)
+        return [line for loops, index in parts for line in self._loops(replace(d, loops=loops), cast.format(index))]
 
     def _loops(self, d: Dimension, index: str) -> list[str]:
         """The loops of a composite axis as digits of its index, the last one fastest."""

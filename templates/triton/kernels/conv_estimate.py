@@ -7,6 +7,9 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
+from dataclasses import dataclass
+
+import torch
 
 from kgen.device import L2_RATE
 from kgen.ir import index as ix
@@ -37,6 +40,11 @@ LANES, CLOCK, LOAD, BUSY_WARPS, RUN = 128, 1.7e9, 10, 16, 64
 # two axes are loaded element by element, for each has bounds of its own (H100, 2026-11-26, bench.regret: 15 convolutions, .7 to
 # 1.5 of the estimate, but for filters of hundreds of taps and channels).
 MULTIPLIED = 2.5
+# Of depthwise convolutions whose threads have several positions: instructions of a load of a tap, how many more an element of
+# an image takes whose numbers have fewer bytes than a register, and fewer without bounds; how much longer all takes, and the
+# share of the shorter of computing and moving that does not happen during the other; and rounds of programs of which the last
+# counts. 18 times of 9 problems are .8 to 1.3 of the estimate (H200, 2026-11-27, bench.gpu_depthwise).
+FILTER, FULL, CONVERTED, BOUNDED, DEPTHWISE_LONGER, DEPTHWISE_APART, FEW_ROUNDS = 4, 4, 3, 4, 1.1, 0.4, 2
 
 
 # Of warps with parts of their own, whose estimates are as measured (H100, 2026-11-26, bench.gpu_convs and bench.regret: 105
@@ -47,6 +55,8 @@ MULTIPLIED = 2.5
 SHARES = {64: 0.607, 128: 0.949, 256: 0.898}
 IN_TURN, LOAD_RATE, SHALLOW, FEWEST_STAGES, EPILOGUE, BESIDE = 0.911, 116e9, 1.07, 3, 1.45e-10, 0.675
 BEGINNING, MOVE_RATE, APART = 1.8e-6, 0.863, 0.44
+# Of depthwise convolutions: types, axes of windows, and taps where the library has its fast kernels.
+HOPPER, MEASURED_TYPES, PLANE, FEW_TAPS = 9, (torch.float32, torch.float16, torch.bfloat16), 2, 9
 # What was measured: taps, half of the channels of a tile that is full, and the fewest positions.
 MEASURED_TAPS, HALF_TILE, FEWEST_ROWS = 9, 64, 1024
 
@@ -54,6 +64,15 @@ MEASURED_TAPS, HALF_TILE, FEWEST_ROWS = 9, 64, 1024
 # What depthwise convolutions along one axis take of the estimate; the library's take 7 times as long as the template's (H100,
 # 2026-11-25, bench.gpu_convs: causal conv1d, channels last, 1.5 to 1.9). Those along two axes were slower than the library's.
 ALONG_ONE = 1.2
+
+
+@dataclass(frozen=True, slots=True)
+class Strips:
+    """How many strips of positions there are, and the taps and coordinates along the first dimension of their windows."""
+
+    count: int
+    taps: int
+    coordinates: int
 
 
 def direct_unmeasured(problem: Problem) -> str | None:
@@ -154,6 +173,49 @@ def direct(problem: Problem, config: Config, needs: Resources) -> float:
     busy = math.ceil(tiles / device.compute_units) * (steps * step * waits + START / together)
     longer = ALONG_ONE if _runs_along_one_axis(problem) else 1.0
     return LAUNCH + longer * max(busy, streaming(problem)) + START
+
+
+def depthwise(problem: Problem, config: Config, strips: Strips, registers: int) -> float:
+    """The time of tiles of which each thread has several positions. An SM holds as many programs as its registers allow; where
+    all programs are less than two rounds of these, the last round takes as long as a full one."""
+    device, threads = problem.device, config.WARPS * 32
+    tile, columns = config.BLOCK_G * config.BLOCK_M, problem.size("t") // strips.taps
+    own = min(_width(problem, "X", {"g": config.BLOCK_G}), max(1, tile // threads)) if config.BLOCK_G > 1 else 1
+    image = strips.coordinates * tile * (1 + _load(problem) / own)
+    step = columns * (image + strips.taps * threads * own * FILTER + strips.taps * config.ROWS * tile) / LANES / CLOCK
+    programs = math.ceil(problem.size("g") / config.BLOCK_G) * problem.size("n") * math.ceil(strips.count / config.BLOCK_M)
+    rounds = programs / device.compute_units / max(1, REGISTERS // (min(255, registers) * threads))
+    idle = math.ceil(rounds) / rounds if rounds < FEW_ROUNDS else 1.0
+    busy, moved = programs / device.compute_units * step * idle, streaming(problem)
+    return LAUNCH + START + DEPTHWISE_LONGER * (max(busy, moved) + DEPTHWISE_APART * min(busy, moved))
+
+
+def has_bounds(problem: Problem) -> bool:
+    """Whether loads of an image have bounds, as those of a padded one do."""
+    return any(load.args for load in vs.loads([problem.inputs["X"].value]))
+
+
+def _load(problem: Problem) -> int:
+    narrow = problem.inputs["X"].dtype.itemsize < FULL
+    return LOAD + (CONVERTED if narrow else 0) - (0 if has_bounds(problem) else BOUNDED)
+
+
+def are_channels_beside(problem: Problem) -> bool:
+    """Whether the channels of an image lie side by side."""
+    return _width(problem, "X", {"g": RUN}) > 1
+
+
+def depthwise_unmeasured(problem: Problem) -> str | None:
+    """Why nothing is known of a depthwise convolution."""
+    hopper = problem.device.arch // 10 == HOPPER
+    if not hopper or any(one.dtype not in MEASURED_TYPES for one in problem.inputs.values()):
+        return "no GPU but one of compute capability 9.0 has measured it, on floats of 16 and 32 bits"
+    if len(problem.inputs["X"].loops["t"]) != PLANE:
+        return "no GPU has measured it but on windows along two axes"
+    whole = problem.size("g") * problem.inputs["X"].dtype.itemsize % WIDEST == 0
+    if are_channels_beside(problem) and whole and problem.size("t") > FEW_TAPS:
+        return f"no GPU has measured it with channels side by side, in rows of whole loads, on more than {FEW_TAPS} taps"
+    return None
 
 
 def _width(problem: Problem, name: str, blocks: Mapping[str, int]) -> int:

@@ -137,7 +137,7 @@ def biased(x: Tensor, w: Tensor, b: Tensor, r: Tensor) -> Tensor:
 
 
 def depthwise_norm(x: Tensor, w: Tensor, b: Tensor, r: Tensor) -> Tensor:
-    y = F.conv2d(x, w, b, padding=1, groups=x.shape[1]).permute(0, 2, 3, 1)
+    y = F.conv2d(x, w, b, padding=2, dilation=2, groups=x.shape[1]).permute(0, 2, 3, 1)
     return F.gelu(F.layer_norm(y, (y.shape[-1],)))
 
 
@@ -219,6 +219,47 @@ def test_a_depthwise_convolution_along_one_axis_takes_the_template_that_was_meas
         few = planned(causal_conv1d, image, t(2048, 1, 4))
         assert not few.calls
         assert not matmuls(few)
+
+
+def blur(x: Tensor, w: Tensor) -> Tensor:
+    """By one filter for all channels."""
+    return F.conv2d(x, w.expand(x.shape[1], 1, 4, 4), stride=2, groups=x.shape[1])
+
+
+def window(x: Tensor, w: Tensor) -> Tensor:
+    return F.conv2d(x, w, padding=5, groups=x.shape[1])
+
+
+def window_gradient(x: Tensor, w: Tensor) -> Tensor:
+    how = [1, 1], [5, 5], [1, 1], False, [0, 0], x.shape[1], [True, False, False]
+    found: Tensor = torch.ops.aten.convolution_backward(x, x, w, None, *how)[0]
+    return found
+
+
+@pytest.mark.parametrize("last", [False, True])
+@pytest.mark.parametrize(
+    ("fn", "sizes", "filters", "dtype"),
+    [
+        (blur, (16, 65, 130, 130), (1, 1, 4, 4), torch.float16),
+        (window, (8, 3, 253, 253), (3, 1, 11, 11), torch.float32),
+        (window_gradient, (8, 3, 253, 253), (3, 1, 11, 11), torch.float32),
+    ],
+)
+def test_windows_along_two_axes_take_the_depthwise_template(
+    fn: Callable[..., Tensor], sizes: tuple[int, ...], filters: tuple[int, ...], dtype: torch.dtype, last: bool
+) -> None:
+    """In any layout: on an H200 it takes .2 to .4 of the library's time."""
+    x, w = torch.empty(sizes, dtype=dtype), torch.empty(filters, dtype=dtype)
+    plan = planned(fn, x.to(memory_format=torch.channels_last) if last else x, w)
+    [kernel] = plan.kernels
+    assert not plan.calls
+    assert kernel.choice is not None
+    assert kernel.choice.template == "triton_conv_depthwise"
+
+
+def test_nobody_has_measured_depthwise_windows_of_doubles() -> None:
+    plan = planned(window, torch.empty(2, 3, 64, 64, dtype=torch.float64), torch.empty(3, 1, 11, 11, dtype=torch.float64))
+    assert len(plan.calls) == 1
 
 
 def decode(q: Tensor, k: Tensor, v: Tensor, lengths: Tensor) -> Tensor:

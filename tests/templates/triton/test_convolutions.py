@@ -11,8 +11,9 @@ import torch.nn.functional as F
 from torch import Tensor
 
 import kgen
-from bench.conv_problems import Convolution, FilterGradient, random_gradient, random_problem
+from bench.conv_problems import Convolution, FilterGradient, random_depthwise, random_gradient, random_problem
 from kgen.build import triton
+from kgen.cost import model
 from kgen.device import Device
 from kgen.ir.plan import Kernel
 from kgen.only import Only, only
@@ -26,6 +27,7 @@ from tests.codegen import rendered
 from tests.kernels import plans
 
 GEMM, DIRECT, WEIGHT = "triton_conv", "triton_conv_direct", "triton_conv_weight"
+DEPTHWISE = "triton_conv_depthwise"
 f16, bf16, f32 = torch.float16, torch.bfloat16, torch.float32
 TOLERANCE = {f32: 1e-5, f16: 3e-3, bf16: 2e-2}
 Pick = Callable[..., Config]
@@ -60,6 +62,42 @@ def some_config(seed: int) -> Pick:
 def test_random_problems_are_right(name: str, seed: int) -> None:
     made = random_problem(seed, name == DIRECT)
     assert_right(name, made.function, made.make(), some_config(seed))
+
+
+@pytest.mark.every(2)
+@pytest.mark.interpret
+@pytest.mark.parametrize("seed", [pytest.param(n, marks=() if n < 6 else pytest.mark.slow) for n in range(120)])
+def test_random_depthwise_problems_are_right(seed: int) -> None:
+    made = random_depthwise(seed)
+    assert_right(DEPTHWISE, made.function, made.make(), some_config(seed))
+
+
+@pytest.mark.interpret
+@pytest.mark.parametrize("last", [True, False])
+def test_one_filter_of_all_channels(last: bool) -> None:
+    """Channels are positions then, and the innermost ones where they lie side by side."""
+    x = r(2, 5, 9, 12)
+    x = x.to(memory_format=torch.channels_last) if last else x
+    assert_right(DEPTHWISE, lambda x, w: F.conv2d(x, w.expand(5, 1, 4, 4), stride=2, groups=5), [x, r(1, 1, 4, 4)])
+
+
+@pytest.mark.interpret
+def test_a_gradient_of_depthwise_images_is_a_convolution() -> None:
+    def gradient(g: Tensor, x: Tensor, w: Tensor) -> Tensor:
+        how = [1, 1], [2, 1], [1, 1], False, [0, 0], 4, [True, False, False]
+        found: Tensor = torch.ops.aten.convolution_backward(g, x, w, None, *how)[0]
+        return found
+
+    assert_right(DEPTHWISE, gradient, [r(2, 4, 11, 7), r(2, 4, 11, 7), r(4, 1, 5, 3)])
+
+
+def test_a_depthwise_template_refuses_dilated_rows() -> None:
+    """Neighbours of a strip then meet none of each other's coordinates."""
+    made = Convolution((2, 6, 15, 9), (6, 1, 3, 3), (1, 1), (2, 1), (2, 1), 6, True, f32, 0)
+    options = Options(gpu_everywhere=True, only=Only(DEPTHWISE, lambda found: found[0]))
+    plan = plans(made.plain, *made.make()[:2], options=options).forward
+    assert len(plan.calls) == 1
+    assert any("do not come to coordinates" in v.detail for v in plan.verdicts)
 
 
 @pytest.mark.interpret
@@ -98,6 +136,7 @@ EVERY: dict[str, Convolution | FilterGradient] = {
     DIRECT: Convolution((2, 12, 5, 7), (24, 1, 3, 3), (1, 1), (1, 1), (1, 1), 12, True, f32, 1),
 }
 EVERY[WEIGHT] = FilterGradient((4, 20, 18, 20), 21, (3, 2), (1, 2), (1, 3), (2, 1), True, bf16)
+EVERY[DEPTHWISE] = Convolution((2, 20, 13, 7), (20, 1, 5, 3), (1, 1), (2, 1), (1, 1), 20, True, f32, 1)
 FEW_CHANNELS = Convolution((2, 3, 9, 8), (70, 3, 3, 3), (2, 2), (1, 1), (1, 1), 1, False, f32, 1)
 
 
@@ -146,8 +185,26 @@ def test_bounds_are_predicates_of_loads() -> None:
     assert "+wait" in source_of(lambda x, w, s: made.plain(torch.relu(x * s), w), x, w, scale)
 
 
+@pytest.mark.parametrize(
+    ("made", "measured"),
+    [
+        (Convolution((8, 3, 253, 253), (3, 1, 11, 11), (1, 1), (5, 5), (1, 1), 3, False, f32, 0), 101),
+        (Convolution((8, 3, 253, 253), (3, 1, 11, 11), (1, 1), (5, 5), (1, 1), 3, True, f32, 0), 161),
+        (Convolution((32, 128, 56, 56), (128, 1, 3, 3), (1, 1), (1, 1), (1, 1), 128, False, bf16, 0), 125),
+        (Convolution((32, 128, 56, 56), (128, 1, 3, 3), (1, 1), (1, 1), (1, 1), 128, True, bf16, 0), 26.7),
+    ],
+    ids=str,
+)
+def test_prices_of_the_librarys_depthwise_kernels(made: Convolution, measured: float) -> None:
+    """Microseconds on an H200 (docs/decisions/0035-depthwise-convolutions-on-a-gpu.md)."""
+    priced = model.vendor_seconds(problem_of(DEPTHWISE, made)) * 1e6
+    assert 0.75 < priced / measured < 1.3
+
+
 def test_nobody_has_measured_them() -> None:
     for name, made in EVERY.items():
+        if name == DEPTHWISE:
+            continue
         assert registry.find(name).uncalibrated(problem_of(name, made))
 
 
@@ -165,6 +222,8 @@ COMPILED: dict[str, tuple[str, Convolution | FilterGradient]] = {
     "float32": (GEMM, Convolution((8, 64, 28, 28), (64, 64, 3, 3), (2, 2), (1, 1), (1, 1), 1, True, f32, 1)),
     "computed": (GEMM, Convolution((8, 64, 28, 28), (64, 64, 3, 3), (1, 1), (1, 1), (1, 1), 1, False, f16, 3)),
     "depthwise": (DIRECT, Convolution((8, 96, 28, 28), (96, 1, 7, 7), (1, 1), (3, 3), (1, 1), 96, True, bf16, 1)),
+    "strips": (DEPTHWISE, Convolution((8, 3, 64, 64), (3, 1, 11, 11), (1, 1), (5, 5), (1, 1), 3, False, f32, 1)),
+    "strips_of_channels": (DEPTHWISE, Convolution((8, 96, 28, 28), (96, 1, 7, 7), (1, 1), (3, 3), (1, 1), 96, True, bf16, 1)),
     "gradient": (WEIGHT, FilterGradient((8, 64, 28, 28), 64, (3, 3), (1, 1), (1, 1), (1, 1))),
     "stem": (DIRECT, Convolution((4, 3, 64, 64), (64, 3, 7, 7), (2, 2), (3, 3), (1, 1), 1, False, bf16, 1)),
 }

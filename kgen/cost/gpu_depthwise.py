@@ -1,0 +1,49 @@
+"""What a GPU's library takes for depthwise convolutions, and for gradients of their images: no matrix unit multiplies them.
+
+Times are of an H200 (2026-11-27, bench.gpu_depthwise). Torch has a kernel for channels that lie apart. cuDNN has fast ones for
+channels that lie side by side in rows of whole loads, and slow ones for other rows.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from kgen.ir import nodes as ir
+from kgen.templates.problem import Problem
+
+__all__ = ["depthwise_on_gpu", "is_depthwise"]
+
+
+@dataclass(frozen=True, slots=True)
+class Rate:
+    """Seconds of an SM for a position of a channel, and for each tap of it."""
+
+    position: float
+    tap: float
+
+
+# 11 x 11 taps 101 us, 3 x 3 125 us and 5 x 5 225 us; 3 x 3 27 us and 5 x 5 50 us; 11 x 11 taps 161 us (4 x 4 took 428). And
+# bytes of a load.
+APART, FAST, SLOW, LOAD = Rate(0.69e-9, 0.066e-9), Rate(0.09e-9, 0.015e-9), Rate(0.0, 0.114e-9), 16
+
+
+def is_depthwise(problem: Problem) -> bool:
+    """Whether a library's convolution makes one channel of one, by several taps."""
+    axes = problem.template.implements.axes
+    return problem.windowed_call is not None and {"c", "n", "t"} <= {*axes} and problem.size("c") == problem.size("n") == 1
+
+
+def depthwise_on_gpu(problem: Problem, call: ir.Extern) -> float:
+    """Seconds of the arithmetic of the library's call."""
+    taps = problem.size("t")
+    positions = problem.flops / 2 / len(problem.members) / taps
+    rate = _rate(problem, call)
+    return positions / problem.device.compute_units * (rate.position + taps * rate.tap)
+
+
+def _rate(problem: Problem, call: ir.Extern) -> Rate:
+    image = problem.graph.buffers[next(one.buffer for one in call.args if isinstance(one, ir.TensorArg))]
+    if image.strides is None or image.strides[1] != 1:
+        return APART
+    row = problem.sizes.of(image.sizes[1]) * image.dtype.itemsize
+    return SLOW if row % LOAD else FAST
