@@ -55,8 +55,9 @@ FILTER, FULL, CONVERTED, BOUNDED, DEPTHWISE_LONGER, DEPTHWISE_APART, FEW_ROUNDS 
 SHARES = {64: 0.607, 128: 0.949, 256: 0.898}
 IN_TURN, LOAD_RATE, SHALLOW, FEWEST_STAGES, EPILOGUE, BESIDE = 0.911, 116e9, 1.07, 3, 1.45e-10, 0.675
 BEGINNING, MOVE_RATE, APART = 1.8e-6, 0.863, 0.44
-# Of depthwise convolutions: types, axes of windows, and taps where the library has its fast kernels.
-HOPPER, MEASURED_TYPES, PLANE, FEW_TAPS = 9, (torch.float32, torch.float16, torch.bfloat16), 2, 9
+# Of depthwise convolutions: types, axes of windows, the fewest taps and the most, and the fewest results.
+HOPPER, MEASURED_TYPES, PLANE = 9, (torch.float32, torch.float16, torch.bfloat16), 2
+FEW_TAPS, MANY_TAPS, FEWEST_RESULTS = 9, 121, 1_500_000
 # What was measured: taps, half of the channels of a tile that is full, and the fewest positions.
 MEASURED_TAPS, HALF_TILE, FEWEST_ROWS = 9, 64, 1024
 
@@ -212,9 +213,23 @@ def depthwise_unmeasured(problem: Problem) -> str | None:
         return "no GPU but one of compute capability 9.0 has measured it, on floats of 16 and 32 bits"
     if len(problem.inputs["X"].loops["t"]) != PLANE:
         return "no GPU has measured it but on windows along two axes"
-    whole = problem.size("g") * problem.inputs["X"].dtype.itemsize % WIDEST == 0
-    if are_channels_beside(problem) and whole and problem.size("t") > FEW_TAPS:
-        return f"no GPU has measured it with channels side by side, in rows of whole loads, on more than {FEW_TAPS} taps"
+    return _unmeasured_windows(problem)
+
+
+def _unmeasured_windows(problem: Problem) -> str | None:
+    image, taps = problem.inputs["X"], problem.size("t")
+    results = problem.size("g") * problem.size("m")
+    if problem.size("n") != 1 or not FEW_TAPS <= taps <= MANY_TAPS or results < FEWEST_RESULTS:
+        return (
+            f"no GPU has measured it but on {FEW_TAPS} to {MANY_TAPS} taps, and {FEWEST_RESULTS:,} results, one of each channel"
+        )
+    if image.load is None and image.bounded_load is None:
+        return "no GPU has measured it on an image that is computed"
+    whole = problem.size("g") * image.dtype.itemsize % WIDEST == 0
+    if are_channels_beside(problem) and whole and (taps > FEW_TAPS or set(problem.steps.values()) - {1}):
+        return (
+            f"no GPU has measured it with channels side by side, in rows of whole loads, but on {FEW_TAPS} taps without strides"
+        )
     return None
 
 
