@@ -86,13 +86,21 @@ def as_traced(b: Builder, node: Node, args: Any, kwargs: Mapping[str, Any]) -> t
 
 def _in_order(b: Builder, source: Any, given: Any) -> Any:
     """A matrix that has to be stored for its call, in eager's order of dimensions: the transpose of a computed weight is a view
-    there, and a kernel that stores it transposed would read all that it is computed of with strides."""
+    there, and a kernel that stores it transposed would read all that it is computed of with strides. What others read as well,
+    such as the sum that is a bias's gradient, may become a part of the matmul's kernel, and theirs."""
     value = source.meta.get("val") if isinstance(source, Node) else None
     if not isinstance(given, Tensor) or given.weak or not isinstance(value, torch.Tensor) or b.as_view(given) is not None:
         return given
-    if b.symbols.sizes(value.shape) != given.sizes:
+    if b.symbols.sizes(value.shape) != given.sizes or _is_read_elsewhere(source):
         return given
     return b.copied(given, stride_order(b.symbols.sizes(value.stride()), given.sizes))
+
+
+def _is_read_elsewhere(node: Node) -> bool:
+    """Whether a tensor, or what it is a view of, has several readers."""
+    while len(node.users) == 1 and node.op == "call_function" and getattr(node.target, "is_view", False):
+        node = node.all_input_nodes[0]
+    return len(node.users) > 1
 
 
 def _written(node: Node) -> set[int | str]:

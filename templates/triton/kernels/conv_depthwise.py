@@ -29,6 +29,8 @@ LEAST_CHANNELS = 16
 MOST_POSITIONS = 2**31 - 2**20
 # Taps and coordinates of a column that are written out: the most of all columns, and of one.
 MOST_UNROLLED, MOST_COORDINATES = 96, 40
+# Positions along the first dimension of the windows: of fewer, strips overlap more.
+LEAST_MEASURED = 56
 # Registers of a thread for each coordinate of an element, with bounds and without, and besides. Compilers take .6 to 1.5 of it.
 BOUNDED, UNBOUNDED, OTHER_REGISTERS = 2.0, 0.5, 16
 
@@ -133,6 +135,9 @@ class DepthwiseConv(KernelTemplate):
         return conv_estimate.depthwise(problem, config, strips, _registers(problem, config))
 
     def uncalibrated(self, problem: Problem) -> str | None:
+        found = window_of(problem)
+        if found is not None and _extent(found.positions) < LEAST_MEASURED:
+            return f"no GPU has measured it on images of fewer than {LEAST_MEASURED} rows"
         return conv_estimate.depthwise_unmeasured(problem)
 
 
