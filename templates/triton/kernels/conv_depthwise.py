@@ -78,6 +78,15 @@ class Facts:
     def coordinates(self) -> int:
         return (self.rows - 1) * self.step + self.taps
 
+    @property
+    def last(self) -> int:
+        """Where the last strip begins."""
+        return self.length - self.rows
+
+    def behind(self, row: int) -> int:
+        """How far a row of a strip is from its first one, in positions."""
+        return row * self.block.weight
+
     def met(self, place: int) -> list[tuple[int, int]]:
         """The rows that a coordinate meets, each with the tap."""
         return [(row, tap) for row in range(self.rows) for tap in range(self.taps) if row * self.step + tap == place]
