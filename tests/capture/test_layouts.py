@@ -19,7 +19,6 @@ from torch.fx import GraphModule, Interpreter, Node
 import kgen
 from kgen import config
 from kgen.capture import torch_adapter
-from kgen.capture.aot_cache import Steps
 from kgen.capture.eager_graph import EagerGraph
 from kgen.capture.layouts import choose_layouts
 from kgen.capture.min_cut import INFINITE, SINK, SOURCE, min_cut
@@ -90,8 +89,7 @@ class Laid:
     def __call__(self, gm: GraphModule, inputs: Sequence[Any]) -> Callable[..., Any]:
         return torch_adapter.capture(gm, inputs, self.graph, lambda both: choose_layouts(both, costs), None)
 
-    def graph(self, gm: GraphModule, info: GraphInfo) -> Steps:
-        yield from ()  # it waits for nothing
+    def graph(self, gm: GraphModule, info: GraphInfo) -> EagerGraph:
         gm = choose_layouts(gm, costs) if info.role == "inference" else gm
         self.graphs.append(gm)
         run = Checked(gm).run

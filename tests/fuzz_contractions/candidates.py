@@ -20,7 +20,7 @@ from torch.fx import GraphModule
 from kgen import config as configuration
 from kgen import pipeline
 from kgen.capture import rng, torch_adapter
-from kgen.capture.aot_cache import Steps
+from kgen.capture.aot_cache import CompiledGraph
 from kgen.capture.eager_graph import EagerGraph
 from kgen.capture.torch_adapter import GraphInfo
 from kgen.ir.plan import Kernel, Schedule, members
@@ -94,8 +94,7 @@ class Traced:
     def _backend(self, gm: GraphModule, example_inputs: Sequence[Any]) -> Callable[..., Any]:
         return torch_adapter.capture(gm, example_inputs, self._keep, rng.replace_random, None)
 
-    def _keep(self, gm: GraphModule, info: GraphInfo) -> Steps:
-        yield from ()  # it waits for nothing
+    def _keep(self, gm: GraphModule, info: GraphInfo) -> CompiledGraph:
         strides = torch_adapter.output_strides(gm)
         graph = Graph(gm, info, EagerGraph(gm, strides))
         self.graphs.append(graph)
