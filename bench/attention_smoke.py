@@ -18,6 +18,7 @@ from bench.matmuls import Given
 from bench.smoke import Check, Task
 from kgen.only import Pick, only
 from kgen.templates import registry
+from kgen.templates.contract import Config
 
 
 @dataclass(frozen=True)
@@ -180,7 +181,7 @@ def checked(case: Case, template: str, device: str = "cuda") -> Check:
     options = {"cache": False, "gpu_interpreter": device == "cpu"}
 
     def call(pick: Pick) -> str:
-        with only(template, _of(template, pick), also=attention_backward.beside(template) if case.gradients else ()):
+        with only(template, picked_of(template, pick), also=attention_backward.beside(template) if case.gradients else ()):
             got = torch.compile(copy_of(function), backend="kgen", fullgraph=True, options=options)(*args)
         wrong = [
             difference(one.double(), *other) for one, other in zip(results(got), zip(want, bounds, strict=True), strict=True)
@@ -190,10 +191,14 @@ def checked(case: Case, template: str, device: str = "cuda") -> Check:
     return call
 
 
-def _of(template: str, pick: Pick) -> Pick:
-    """Others beside the template have the first ones of their configurations."""
-    own = set(registry.find(template).knobs)
-    return lambda found: pick(found) if {name for name, _ in found[0].values} == own else found[0]
+def is_of(template: str, config: Config) -> bool:
+    """Whether the configuration has a template's knobs, and those alone."""
+    return {name for name, _ in config.values} == set(registry.find(template).knobs)
+
+
+def picked_of(template: str, pick: Pick, other: int = 0) -> Pick:
+    """`pick` for the template; others beside it have the configuration of this number."""
+    return lambda found: pick(found) if is_of(template, found[0]) else found[other % len(found)]
 
 
 def bounds_of(eager: Tensor, want: Tensor) -> Bounds:

@@ -31,12 +31,12 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from bench import attention_backward, attention_smoke
 from bench.attention import BY_NAME, Pattern
+from bench.attention_smoke import is_of
 from bench.contenders import copy_of, failure
 from bench.gpu_matmuls import quiet, scratch
 from bench.gpu_runs import Runner, add_arguments, parsed, prepared, require_gpu, run
 from bench.gpu_timing import relative_error, timed
 from kgen.only import Pick, only
-from kgen.templates import registry
 from kgen.templates.contract import Config
 
 Function = Callable[..., Any]
@@ -158,11 +158,6 @@ class TrainedCandidate(Candidate):
             return self.config if self.config in found and is_of(self.template, found[0]) else found[0]
 
         return trained_with([self.template], pick, interpreted)
-
-
-def is_of(template: str, config: Config) -> bool:
-    """Whether the configuration has a template's knobs, and those alone."""
-    return {name for name, _ in config.values} == set(registry.find(template).knobs)
 
 
 def trained_configs_of(template: str, pattern: Pattern, args: Sequence[Tensor], options: argparse.Namespace) -> list[Candidate]:

@@ -15,7 +15,7 @@ from kgen.ir.spans import EVERYWHERE, UNKNOWN, Holds, Known, where_holds
 from kgen.ir.values import Value
 from kgen.templates import masks
 
-# Sums of products are seldom larger: the last digit of such a number's multiple would be a factor of its power.
+# Results of contractions are seldom larger: the last digit of such a number's multiple would be a factor of its power.
 LARGE = 2.0**20
 # Smaller factors, and those that are larger than its inverse, stay where they are: without them numbers may leave its range.
 LEAST_FACTOR = 2.0**-40
@@ -82,8 +82,8 @@ class Middle:
         return found if self.loops and not (names & rows and names & columns) else None
 
     def is_large(self, masked: bool = True, filled: bool = False) -> bool:
-        """Whether the function, as `function` gives it, may be far larger than sums of products are: finite numbers that stand
-        for -inf are, and so may be what it reads from memory."""
+        """Whether the function, as `function` gives it, may be far larger than a contraction's results are: finite numbers that
+        stand for -inf are, and so may be what it reads from memory."""
         value = self.function(scaled=False, masked=masked, filled=filled)
         return any(_may_be_large(one) for one in vs.topological([value]))
 

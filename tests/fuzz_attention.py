@@ -25,11 +25,10 @@ import torch
 from torch import Tensor
 
 from bench import attention_backward, smoke
+from bench.attention_smoke import picked_of
 from bench.gpu_attention import TEMPLATES
 from bench.smoke import Check, Task
 from kgen.only import Pick, only
-from kgen.templates import registry
-from kgen.templates.contract import Config
 from tests.attention_configurations import TOLERANCE, Configuration, drawn, drawn_large
 from tests.codegen import gradients
 from tests.fuzz_contractions.__main__ import cores
@@ -77,7 +76,7 @@ def checked(configuration: Configuration, template: str, device: str = "cuda") -
         beside = beside if template == PORTABLE else (PORTABLE, *beside, *attention_backward.WARP_SPECIALIZED)
         # a thread of autograd's own, which would compile the backward graph later, knows nothing of `only`
         at_once = torch._functorch.config.patch(force_non_lazy_backward_lowering=True)
-        with at_once, only(template, _picked(template, pick, configuration.seed), also=beside):
+        with at_once, only(template, picked_of(template, pick, configuration.seed), also=beside):
             compiled = torch.compile(_copy(configuration), backend="kgen", fullgraph=True, dynamic=False, options=options)
             got = _trained(compiled, args)
         tolerance = TOLERANCE[configuration.dtype]
@@ -99,16 +98,6 @@ def _copy(configuration: Configuration) -> Callable[..., Tensor]:
         return configuration.function(*args)
 
     return attention
-
-
-def _picked(template: str, pick: Pick, seed: int) -> Pick:
-    """Kernels of other templates have configurations of the seed's choice as well."""
-    own = set(registry.find(template).knobs)
-
-    def choice(found: Sequence[Config]) -> Config:
-        return pick(found) if {name for name, _ in found[0].values} == own else found[seed % len(found)]
-
-    return choice
 
 
 def difference(number: int, got: Tensor, want: Tensor, eager: Tensor, tolerance: float) -> str:

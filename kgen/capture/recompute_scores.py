@@ -225,9 +225,8 @@ def _is_rounded_small(node: Node, matrix: int) -> bool:
     """Whether a kernel may keep more bits of a node than memory does, which is no matrix of scores."""
     if not _elements(node) or _elements(node) >= matrix or node.meta["val"].dtype not in HALVES:
         return False
-    while node.op == "call_function" and (node.target in SAME or getattr(node.target, "is_view", False)):
-        [node] = node.all_input_nodes
-    return node.op == "call_function" and bool(node.all_input_nodes) and not _is_contraction(node)
+    *_, made = _way_back(node, scaled=False)
+    return made.op == "call_function" and bool(made.all_input_nodes) and not _is_contraction(made)
 
 
 def _enlarged(contraction: Node) -> Iterator[Node]:
@@ -239,12 +238,16 @@ def _enlarged(contraction: Node) -> Iterator[Node]:
             yield from way
 
 
-def _way_back(node: Node) -> Iterator[Node]:
-    """A node, and what it is made of one by one, up to what is more than the same elements times a number."""
+def _way_back(node: Node, scaled: bool = True) -> Iterator[Node]:
+    """A node, and what it is made of one by one, up to what is more than the same elements, or than these times a number."""
     yield node
-    while node.op == "call_function" and (node.target in SAME or getattr(node.target, "is_view", False) or _is_scaled(node)):
+    while node.op == "call_function" and (_is_same(node) or (scaled and _is_scaled(node))):
         [node] = node.all_input_nodes
         yield node
+
+
+def _is_same(node: Node) -> bool:
+    return node.target in SAME or bool(getattr(node.target, "is_view", False))
 
 
 def _is_scaled(node: Node) -> bool:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from kgen.cost.layouts import has_whole_loads
 from kgen.ir import nodes as ir
 from kgen.templates.problem import Problem
 
@@ -22,9 +23,8 @@ class Rate:
     tap: float
 
 
-# 11 x 11 taps 101 us, 3 x 3 125 us and 5 x 5 225 us; 3 x 3 27 us and 5 x 5 50 us; 11 x 11 taps 161 us (4 x 4 took 428). And
-# bytes of a load.
-APART, FAST, SLOW, LOAD = Rate(0.69e-9, 0.066e-9), Rate(0.09e-9, 0.015e-9), Rate(0.0, 0.114e-9), 16
+# 11 x 11 taps 101 us, 3 x 3 125 us and 5 x 5 225 us; 3 x 3 27 us and 5 x 5 50 us; 11 x 11 taps 161 us (4 x 4 took 428).
+APART, FAST, SLOW = Rate(0.69e-9, 0.066e-9), Rate(0.09e-9, 0.015e-9), Rate(0.0, 0.114e-9)
 
 
 def is_depthwise(problem: Problem) -> bool:
@@ -45,5 +45,4 @@ def _rate(problem: Problem, call: ir.Extern) -> Rate:
     image = problem.graph.buffers[next(one.buffer for one in call.args if isinstance(one, ir.TensorArg))]
     if image.strides is None or image.strides[1] != 1:
         return APART
-    row = problem.sizes.of(image.sizes[1]) * image.dtype.itemsize
-    return SLOW if row % LOAD else FAST
+    return FAST if has_whole_loads(problem.sizes.of(image.sizes[1]), image.dtype) else SLOW

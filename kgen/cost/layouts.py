@@ -28,6 +28,11 @@ TAP = 0.4
 LOAD = 16
 
 
+def has_whole_loads(channels: int, dtype: torch.dtype) -> bool:
+    """Whether cuDNN has a fast depthwise kernel for so many channels side by side."""
+    return channels * dtype.itemsize % LOAD == 0
+
+
 def copy(value: torch.Tensor) -> int:
     """Of a copy of a tensor with another order of dimensions."""
     return int(_bytes(value) * COPIED)
@@ -41,7 +46,7 @@ def channels_first(images: Sequence[torch.Tensor], weight: torch.Tensor, groups:
     kind, device = _kind(weight, groups), images[0].device.type
     share = REORDERED[device][kind]
     if kind == "depthwise" and device == "cuda":
-        if images[0].shape[1] * images[0].element_size() % LOAD:
+        if not has_whole_loads(images[0].shape[1], images[0].dtype):
             return 0
         share = max(share, TAP * math.prod(weight.shape[2:]))
     filters = COPIED * len(images) * _bytes(weight) if kind == "dense" and device == "cuda" else 0.0

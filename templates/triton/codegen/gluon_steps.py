@@ -243,16 +243,20 @@ class ThroughColumns:
 def _may_keep_nothing(middle: Middle) -> bool:
     """Whether a mask may keep none of the elements that share a number in memory, such as the scores of a row with one
     log-sum-exp."""
+    if middle.mask is None:
+        return False
     loads = frozenset[Var]().union(*(load.variables() for load in vs.loads([middle.function(masked=False)])))
     named = [axis for axis in middle.axes[-2:] if not loads.isdisjoint(middle.loops[axis])]
     own = middle.loops[named[0]] if len(named) == 1 else ()
     others = [v for axis in middle.axes[-2:] if axis not in named for v in middle.loops[axis]]
-    if middle.mask is None or len(own) != 1 or len(others) != 1:
-        return middle.mask is not None
+    if len(own) != 1 or len(others) != 1:
+        return True
     must = where_holds(middle.mask, others[0], {}, Known(frozenset(own))).must
-    begins, ends = ((must.begin, ix.ZERO), (must.end, others[0].extent)) if must is not None else ((), ())
-    least = [(end - begin).bounds()[0] for begin in begins if begin is not None for end in ends if end is not None]
-    return not least or min(least) < 1
+    if must is None:
+        return True
+    begins = (ix.ZERO,) if must.begin is None else (ix.ZERO, must.begin)
+    ends = (others[0].extent,) if must.end is None else (others[0].extent, must.end)
+    return any((end - begin).bounds()[0] < 1 for begin in begins for end in ends)
 
 
 def _narrow(part: Value) -> torch.dtype | None:

@@ -156,7 +156,7 @@ def window_of(problem: Problem) -> Window | None:
     one position and a tap is then one for a neighbour and another tap."""
     image, loops = problem.inputs["X"], problem.loops["m"]
     taps = problem.loops["t"]
-    if not taps or problem.inputs["X"].loops["t"] != taps or image.loops["m"] != loops:
+    if not taps or image.loops["t"] != taps or image.loops["m"] != loops:
         return None
     for position in loops:
         grid = grid_of(position, taps[0], problem.steps)
