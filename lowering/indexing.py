@@ -26,6 +26,8 @@ from kgen.lowering.views import Extent, axis, dense, select, slice_length, slice
 
 # A gathered value that costs more than this is stored first: every element read through an index would compute it again.
 CHEAP_SOURCE = 4
+# What advanced indexing reads once is often read at more places: bilinear sampling reads the corners around each point.
+CORNERS = 4
 # Rows of a transposed tensor that are read so many times are copied first: each of their elements is in a sector of its own,
 # and a copy has them side by side. Rows shorter than a sector gain little.
 TIMES_READ, SECTOR = 2, 32
@@ -38,7 +40,7 @@ def gather_source(b: Builder, x: Tensor, points: Expr | None = None) -> Tensor:
         return x
     if points is not None and not any(s == 0 for s in x.sizes) and ix.lower_bound(x.numel() - points) >= 0:
         return x
-    return b.realize(x)
+    return b.stored_once(x)
 
 
 def row_source(b: Builder, x: Tensor, points: Expr) -> Tensor:
@@ -46,7 +48,7 @@ def row_source(b: Builder, x: Tensor, points: Expr) -> Tensor:
     reads, elements = points.as_int(), x.numel().as_int()
     if reads and elements and reads >= TIMES_READ * elements and _has_scattered_rows(b, x):
         return b.with_rows(x)
-    return gather_source(b, x)
+    return gather_source(b, x, points * CORNERS)
 
 
 def _has_scattered_rows(b: Builder, x: Tensor) -> bool:
@@ -100,7 +102,8 @@ class Advanced:
     def gathered(self, b: Builder, x: Tensor) -> Tensor:
         """The indexed tensor in a form that may be read at any index; its rows stay rows where the last dimension stays so."""
         rows = self.kept[-1:] == [len(self.sizes) - 1] and len(self.kept) > self.first
-        return row_source(b, x, ix.product(self.result_sizes())) if rows else gather_source(b, x)
+        points = ix.product(self.result_sizes())
+        return row_source(b, x, points) if rows else gather_source(b, x, points * CORNERS)
 
     def source(self, j: Sequence[Expr], wrap: bool = True) -> list[Expr]:
         """The index into the indexed tensor for an index into the result."""
@@ -131,7 +134,7 @@ def unsafe_masked_index(b: Builder, x: Tensor, mask: Tensor, indices_: Sequence[
     plan = Advanced(x.sizes, indices_)
     sizes = plan.result_sizes()
     inside = broadcast(mask, sizes)
-    read = reindex(gather_source(b, x), sizes, lambda *j: plan.source(j))
+    read = reindex(gather_source(b, x, ix.product(sizes) * CORNERS), sizes, lambda *j: plan.source(j))
     return read.with_value(vs.masked(inside.value, read.value, vs.const(fill, read.dtype)))
 
 
@@ -159,7 +162,8 @@ def gather(b: Builder, x: Tensor, dim: int, index: Tensor, *, sparse_grad: bool 
 def index_select(b: Builder, x: Tensor, dim: int, index: Tensor) -> Tensor:
     source, lanes, k = at_least_1d(x), at_least_1d(index), axis(dim, x.rank)
     sizes = (*source.sizes[:k], lanes.sizes[0], *source.sizes[k + 1 :])
-    source = gather_source(b, source) if k == source.rank - 1 else row_source(b, source, ix.product(sizes))
+    points = ix.product(sizes)
+    source = gather_source(b, source, points * CORNERS) if k == source.rank - 1 else row_source(b, source, points)
     read = read_at(b, source, sizes, lambda *j: [*j[:k], position(lanes, [j[k]], source.sizes[k], False), *j[k + 1 :]])
     return read if x.rank else reshape(read, ())
 
