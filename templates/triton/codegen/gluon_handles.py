@@ -232,13 +232,18 @@ class Columns:
     def at(self, place: str, layout: str) -> Columns:
         return replace(self, place=place, layout=layout)
 
-    def joined(self, other: Columns) -> Columns:
-        """What two problems read, each access once."""
-        found = {ring.key: ring for ring in self.rings}
-        for ring in other.rings:
+    @classmethod
+    def of(cls, rings: Iterable[ColumnRing]) -> Columns:
+        """Each access once."""
+        found: dict[tuple[str, str], ColumnRing] = {}
+        for ring in rings:
             first = found.get(ring.key, ring)
             found[ring.key] = replace(first, accesses=first.accesses | ring.accesses)
-        return Columns(tuple(found.values()))
+        return cls(tuple(found.values()))
+
+    def joined(self, other: Columns) -> Columns:
+        """What two problems read, each access once."""
+        return Columns.of([*self.rings, *other.rings])
 
     def load(self, buffer: str, offset: Expr) -> str | None:
         """The text of the numbers that are read there, as a row; None where they did not come by TMA."""

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from itertools import chain, count
 
 import torch
 
@@ -155,7 +156,8 @@ class StepHalves:
         axis = self._middle.axes[-1]
         emitter = self.slots.emitter((), (), {}, {})
         loads = vs.loads([self._middle.value])
-        return Columns(tuple(ring for load in loads if (ring := self._column(emitter, load, axis, name, stages)) is not None))
+        rings = (self._column(emitter, load, axis, name, stages) for load in loads)
+        return Columns.of(ring for ring in rings if ring is not None)
 
     def _column(self, emitter: TileEmitter, load: Value, axis: str, name: str, stages: int) -> ColumnRing | None:
         problem = self.slots.problem
@@ -191,9 +193,15 @@ class StepHalves:
             return " + ".join([column, *digits, emitter.text(base)])
 
         key = (buffer, begin("b", "n"))
-        memory = f"{name}_{descriptor.removeprefix('map_')}"
-        self.slots.parameters.made_names.add(memory)
+        memory = self._unused(f"{name}_{descriptor.removeprefix('map_')}")
         return ColumnRing(memory, stages, length, descriptor, key, frozenset([(buffer, offset)]), begin)
+
+    def _unused(self, name: str) -> str:
+        """A name that the kernel has not yet: of one buffer it may read the numbers of several places."""
+        made = self.slots.parameters.made_names
+        found = next(one for one in chain([name], (f"{name}_{i}" for i in count(1))) if one not in made)
+        made.add(found)
+        return found
 
     # ---- the function -----------------------------------------------------------------------------------------------
 

@@ -3,6 +3,7 @@ what, and what is refused."""
 
 from __future__ import annotations
 
+import ast
 import re
 from collections.abc import Callable, Sequence
 from functools import partial
@@ -12,7 +13,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from bench.attention_backward import CAPPED, CAUSAL, WARP_SPECIALIZED, beside, saved, written_out
+from bench.attention_backward import CAPPED, CAUSAL, TEMPLATES, WARP_SPECIALIZED, beside, saved, written_out
 from kgen.build import triton
 from kgen.device import Device
 from kgen.ir import values as vs
@@ -26,6 +27,7 @@ from kgen.templates.contract import Config
 from kgen.templates.problem import Problem
 from kgen.templates.triton.codegen.gluon_steps import parts_of, vanishes
 from kgen.verdict import Reason
+from tests.attention_configurations import drawn_large
 from tests.attention_gradients import ALIBI, PLAIN, SOFTCAP, Score, arguments, bf16, causal, f32, gradients, window
 from tests.attention_plans import training_plans
 from tests.codegen import options_for, rendered
@@ -145,6 +147,23 @@ def test_numbers_of_rows_that_begin_anywhere_come_by_pointers() -> None:
     for rows, by_tma in ((256, True), (333, False)):
         plan, options, _ = planned(PLAIN, causal, (rows, rows, 64, 64), "k")
         assert ("release_read(columns_free" in launched(plan, options)[1].source) == by_tma
+
+
+@pytest.mark.none
+def test_numbers_of_one_buffer_that_are_read_differently_have_memory_of_their_own() -> None:
+    """Heads that share their keys are two loops for the gradient of values, and one for that of queries."""
+    drawn = drawn_large(36)
+    args = [one.requires_grad_(one.is_floating_point()) for one in drawn.arguments()]
+    only = Only(OPERANDS, lambda configs: configs[0], also=(VALUES, "triton_attention", *TEMPLATES))
+    plan = training_plans(drawn.function, *args, only=only)[1]
+    step = max(plan.kernels, key=lambda one: len(members(one)))
+    launch = rendered(step, plan, "kernel", options_for(True, only)).launch
+    assert isinstance(step, ComboKernel)
+    assert isinstance(launch, TritonKernel)
+    for function in (one for one in ast.walk(ast.parse(launch.source)) if isinstance(one, ast.FunctionDef)):
+        names = [one.arg for one in function.args.args]
+        assert sorted(set(names)) == sorted(names), function.name
+    compile(launch.source, "kernel.py", "exec")
 
 
 # ---- a GPU's compiler -------------------------------------------------------------------------------------------------
