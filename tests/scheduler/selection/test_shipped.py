@@ -21,7 +21,7 @@ from kgen.tuning.tuner import CandidateCompiler, Tuner
 from kgen.verdict import Verdict
 
 pytestmark = pytest.mark.none
-H200 = "NVIDIA H200"
+DEVICES = {"h100": "NVIDIA H100 80GB HBM3", "h200": "NVIDIA H200"}
 
 
 class Noting:
@@ -29,11 +29,11 @@ class Noting:
 
     is_worth_asking = True
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, device: str = "h200") -> None:
         def compiles(*_: object) -> object:
             raise AssertionError("nothing is measured")
 
-        self.tuner = Tuner(Config(cache_dir=str(folder)), CandidateCompiler(compiles, compiles, lambda kind: H200))  # type: ignore[arg-type]
+        self.tuner = Tuner(Config(cache_dir=str(folder)), CandidateCompiler(compiles, compiles, lambda _: DEVICES[device]))  # type: ignore[arg-type]
         self.found: list[Mapping[Place, TuningResult] | None] = []
 
     def tuning_results(self, questions: Sequence[TuningQuery], graph: ir.Graph) -> Mapping[str, Mapping[Place, TuningResult]]:
@@ -45,20 +45,21 @@ class Noting:
         return []
 
 
-def asked(number: str, folder: Path) -> Noting:
-    matmul, oracle = BY_NUMBER[number], Noting(folder)
+def asked(number: str, folder: Path, device: str = "h200") -> Noting:
+    matmul, oracle = BY_NUMBER[number], Noting(folder, device)
     args = [torch.zeros(one.shape, dtype=one.dtype) for one in matmul.inputs]
     plans(matmul.fn, *args, options=Options(gpu_everywhere=True, gpu=Gpu(arch=90), oracle=oracle))
     return oracle
 
 
 @pytest.mark.parametrize("number", slow_but(lambda n: n in ("3", "5", "12", "18"), [one.number for one in MATMULS]))
-def test_every_matmul_of_the_list_is_found(number: str, tmp_path: Path, request: pytest.FixtureRequest) -> None:
+@pytest.mark.parametrize("device", DEVICES)
+def test_every_matmul_of_the_list_is_found(device: str, number: str, tmp_path: Path, request: pytest.FixtureRequest) -> None:
     if BY_NUMBER[number].tf32:
         request.getfixturevalue("tf32")
-    found = asked(number, tmp_path).found
+    found = asked(number, tmp_path, device).found
     assert found
-    assert all(found), f"measure matmul {number} again and merge it into kgen/tuning/shipped/h200.json"
+    assert all(found), f"measure matmul {number} again and merge it into kgen/tuning/shipped/{device}.json"
 
 
 def test_forms_do_not_depend_on_what_was_compiled_before(tmp_path: Path) -> None:
