@@ -12,7 +12,7 @@ from kgen.ir.nodes import Graph, Pointwise
 
 
 def roi(x: Tensor, which: Tensor, grid: Tensor) -> Tensor:
-    """Each region samples the whole image that it lies in."""
+    """Each region samples the whole image that it belongs to."""
     return F.grid_sample(x[which], grid, align_corners=False)
 
 
