@@ -22,6 +22,8 @@ from kgen.lowering.pointwise import add, clamp, div, formula, mul, to_copy
 from kgen.lowering.tensor import Tensor
 
 aten = torch.ops.aten
+# torch's call for a sum raises an error for images along one axis; that for an activation takes them.
+_SUMMED_RANKS = (4, 5)
 _REASON = "the library's call for both"
 Rule = Callable[[Builder, Tensor], Tensor]
 
@@ -78,6 +80,8 @@ def _matching(b: Builder, whole: Tensor, reader: ir.Pointwise, shape: Shape) -> 
             yield _with_activation(shape, name)
     if whole.dtype is not torch.float32:
         return  # where oneDNN declines a sum, torch adds on its own
+    if len(whole.sizes) not in _SUMMED_RANKS:
+        return
     for other in _others(b, shape.element, whole.dtype, reader):
         tensor = Tensor(whole.sizes, whole.dtype, whole.device, other)
         if any(one.value is reader.value for one in (add(b, whole, tensor), add(b, tensor, whole))):

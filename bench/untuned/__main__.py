@@ -34,7 +34,7 @@ from torch import Tensor
 from bench.gpu_timing import relative_error, seconds
 from bench.measure import geomean, synchronize
 from bench.measurements import write
-from bench.untuned import language, patterns, science, second, vision
+from bench.untuned import language, patterns, science, second, third, vision
 from bench.untuned.block import Block, cast
 from bench.untuned.cpu_models import CPU_MODELS
 from bench.untuned.models import GPU_MODELS
@@ -43,6 +43,7 @@ ROOT = Path(__file__).parents[2]
 LISTS: dict[str, tuple[Block, ...]] = {
     "first": (*patterns.BLOCKS, *language.BLOCKS, *vision.BLOCKS, *science.BLOCKS),
     "second": second.BLOCKS,
+    "third": third.BLOCKS,
 }
 BLOCKS = tuple(block for blocks in LISTS.values() for block in blocks)
 Call = Callable[[], Any]

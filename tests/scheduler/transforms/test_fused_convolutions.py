@@ -105,6 +105,22 @@ def test_one_call_computes_both(name: str, form: torch.memory_format) -> None:
     assert calls == ([] if call is None else [call])
 
 
+@pytest.mark.cpu
+@pytest.mark.parametrize("name", ["silu", "sum"])
+@pytest.mark.parametrize("axes", [1, 3])
+def test_images_of_other_ranks(axes: int, name: str) -> None:
+    """torch's call for a sum raises an error for images along one axis."""
+    convolve = {1: F.conv1d, 3: F.conv3d}[axes]
+    x, r, w = torch.randn(2, 8, *[9] * axes), torch.randn(2, 8, *[9] * axes), torch.randn(8, 8, *[3] * axes)
+    fn = (
+        (lambda x, w, r: F.silu(convolve(x, w, padding=1)))
+        if name == "silu"
+        else (lambda x, w, r: r + convolve(x, w, padding=1))
+    )
+    calls = [one for one in compiled(fn, x, w, r, layouts="off") if "convolution_pointwise" in one]
+    assert calls == ([] if (axes, name) == (1, "sum") else [ALONE if name == "silu" else SUM])
+
+
 @pytest.mark.every(3)
 @pytest.mark.cpu
 @pytest.mark.parametrize("dtype", [torch.float32, bf16])
