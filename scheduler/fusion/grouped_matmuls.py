@@ -19,8 +19,8 @@ from kgen.ir import values as vs
 from kgen.ir.plan import BySize, Choice, ComboKernel, Kernel, Schedule, Statement, Step
 from kgen.ir.sizes import Sizes
 from kgen.only import Only
-from kgen.scheduler.analysis.memo import memoised_for
-from kgen.scheduler.analysis.memory import LiveBytes, has_hidden_effects, reads, room_above, writes
+from kgen.scheduler.analysis.memory import LiveBytes, room_above
+from kgen.scheduler.analysis.moves import Moves
 from kgen.scheduler.fusion.combo_kernels import forbids
 from kgen.scheduler.selection.choose import contraction_of, prepared
 from kgen.scheduler.selection.memo import for_form, memoised_best, prices
@@ -105,7 +105,8 @@ def _verdicts(batch: ComboKernel) -> Iterable[Verdict]:
 
 def _sharing_an_operand(plan: Schedule, how: Joining) -> list[list[int]]:
     """Steps whose matmuls read one operand, or are small, and which may all run where the first of them does."""
-    groups = _partners(plan, how)
+    moves = Moves(plan.graph, plan.steps)
+    groups = _partners(plan, moves, how)
     taken = {k for group in groups for k in group}
     known: dict[Hashable, list[int]] = {}
     for k, step in enumerate(plan.steps):
@@ -113,14 +114,14 @@ def _sharing_an_operand(plan: Schedule, how: Joining) -> list[list[int]]:
             for operand in _operands(step):
                 known.setdefault(operand, []).append(k)
     for steps in known.values():
-        _gather(plan, steps, how, groups, taken)
+        _gather(moves, steps, how, groups, taken)
     small = _small(plan, how, taken)
     for begin in range(0, len(small), AT_ONCE):
-        _gather(plan, small[begin : begin + AT_ONCE], how, groups, taken)
+        _gather(moves, small[begin : begin + AT_ONCE], how, groups, taken)
     return groups
 
 
-def _partners(plan: Schedule, how: Joining) -> list[list[int]]:
+def _partners(plan: Schedule, moves: Moves, how: Joining) -> list[list[int]]:
     """Pairs of steps with different programs, of which a template makes one with the other, where that is faster. They run in
     the place of the first of a pair."""
     programs = [
@@ -135,7 +136,7 @@ def _partners(plan: Schedule, how: Joining) -> list[list[int]]:
         operators = frozenset((_main(first).op, _main(second).op))
         if operators not in together or any(k in group or j in group for group in groups):
             continue
-        order = [k, j] if _may_grow(plan, [k], j, how) else [j, k] if _may_wait(plan, k, j, how) else []
+        order = [k, j] if _may_grow(moves, [k], j, how) else [j, k] if _may_wait(moves, k, j, how) else []
         if order and _known([first, second], plan.graph, how) is not None:
             groups.append(order)
     return groups
@@ -150,13 +151,13 @@ def _main(kernel: Kernel) -> Statement:
     return next(s for s in kernel.statements if s.kind == "contraction")
 
 
-def _gather(plan: Schedule, steps: Sequence[int], how: Joining, groups: list[list[int]], taken: set[int]) -> None:
+def _gather(moves: Moves, steps: Sequence[int], how: Joining, groups: list[list[int]], taken: set[int]) -> None:
     """Adds groups of steps to those that there are, as long as templates make them; what does not fit begins another one."""
     waiting = [k for k in steps if k not in taken]
     while len(waiting) > 1:
         group: list[int] = []
         for k in waiting:
-            if _may_grow(plan, group, k, how):
+            if _may_grow(moves, group, k, how):
                 group.append(k)
         if len(group) > 1:
             groups.append(group)
@@ -196,51 +197,31 @@ def _sums(kernel: Kernel) -> bool:
     return _main(kernel).op == "sum"
 
 
-def _may_grow(plan: Schedule, group: Sequence[int], k: int, how: Joining) -> bool:
+def _may_grow(moves: Moves, group: Sequence[int], k: int, how: Joining) -> bool:
     """Whether step k may run with the group: some template makes so many in one launch."""
-    step = plan.steps[k]
+    step = moves.steps[k]
     assert isinstance(step, Kernel)
     kind = how.device(contraction_of(step)).kind
     refusal = registry.why_not(kind, Request(grouped=len(group) + 1))
-    if refusal is not None or any(_is_forbidden(step, plan.steps[other], how) for other in group):
+    if refusal is not None or any(_is_forbidden(step, moves.steps[other], how) for other in group):
         return False
-    return not group or _may_join(plan, k, min(group), how)  # who may run there may run at the times of the others
+    return not group or _may_join(moves, k, min(group), how)  # who may run there may run at the times of the others
 
 
-def _may_join(plan: Schedule, k: int, first: int, how: Joining) -> bool:
+def _may_join(moves: Moves, k: int, first: int, how: Joining) -> bool:
     """Whether step k may run at the time of an earlier one."""
-    return _may_move(plan, k, first, plan.steps[first:k], how)
+    return not _is_forbidden(moves.steps[k], moves.steps[first], how) and moves.may_pass(k, first, k)
 
 
-def _may_wait(plan: Schedule, k: int, last: int, how: Joining) -> bool:
+def _may_wait(moves: Moves, k: int, last: int, how: Joining) -> bool:
     """Whether step k may run at the time of a later one."""
-    return _may_move(plan, k, last, plan.steps[k + 1 : last + 1], how)
-
-
-def _may_move(plan: Schedule, k: int, to: int, over: Sequence[Step], how: Joining) -> bool:
-    """Whether step k may run beside another one, for all that the steps that it moves over do."""
-    graph, step, other = plan.graph, plan.steps[k], plan.steps[to]
-    if _is_forbidden(step, other, how):
-        return False
-    read, written = _touched(step, graph)
-    for between in over:
-        if has_hidden_effects(between):
-            return False
-        read_before, written_before = _touched(between, graph)
-        if not (written_before.isdisjoint(read) and written_before.isdisjoint(written) and written.isdisjoint(read_before)):
-            return False
-    return True
+    return not _is_forbidden(moves.steps[k], moves.steps[last], how) and moves.may_pass(k, k + 1, last + 1)
 
 
 def _is_forbidden(step: Step, other: Step, how: Joining) -> bool:
     assert isinstance(step, Kernel)
     assert isinstance(other, Kernel)
     return any(forbids(d, step, other) for d in how.demands if not d.wanted)
-
-
-def _touched(step: Step, graph: ir.Graph) -> tuple[set[str], set[str]]:
-    """The storages that a step reads and writes: found once, for each pair of matmuls asks about all steps between the two."""
-    return memoised_for(step, "storages", lambda: (ir.storages(graph, reads(step)), ir.storages(graph, writes(step))), graph)
 
 
 # ---- how --------------------------------------------------------------------------------------------------------------

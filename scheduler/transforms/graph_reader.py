@@ -71,6 +71,7 @@ class Reader:
     writes: Sequence[tuple[int, str]]  # into storage that is there: by which node, into which
     known: dict[Value, Value | None] = field(default_factory=dict)
     whole: dict[Value, Value] = field(default_factory=dict)  # values by what they are inlined to
+    found: dict[Value, list[Value]] = field(default_factory=dict)  # the loads of values
     inputs: dict[int, tuple[ir.Node, tuple[str, ...]]] = field(default_factory=dict)  # nodes by identity, and what they read
 
     @classmethod
@@ -98,6 +99,13 @@ class Reader:
         if known is None:
             known = self.inputs[id(node)] = (node, ir.reads(node))  # the node is kept, or another one gets its identity
         return known[1]
+
+    def loads(self, value: Value) -> list[Value]:
+        """`vs.loads` of an inlined value: those of an unrolled loop are too large to keep their loads, and each program
+        is looked for in them."""
+        if value not in self.found:
+            self.found[value] = vs.loads([value])
+        return self.found[value]
 
     def is_current(self, names: Iterable[str], last: str) -> bool:
         """Whether nobody has written into the storage of buffers since they were made, when `last` is."""
@@ -207,7 +215,7 @@ class Reader:
     def longer(self, value: Value, along: Sequence[Var]) -> Longer | None:
         """The softmax of more columns that a value is, along one loop, as one with a sink has: a column without a value."""
         [loop, *others] = along
-        makers = (self.makers.get(load.attr[0]) for load in vs.loads([value]))
+        makers = (self.makers.get(load.attr[0]) for load in self.loads(value))
         sums = (node for node in makers if isinstance(node, ir.Reduction) and node.op == "sum" and len(node.rvars) == 1)
         for extent in dict.fromkeys(node.rvars[0].extent for node in sums) if not others else ():
             more = (extent - loop.extent).as_int()

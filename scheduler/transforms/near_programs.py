@@ -96,7 +96,7 @@ def _is_total(reader: Reader, node: ir.Node) -> bool:
 
 def _way(reader: Reader, value: Value, is_goal: Callable[[ir.Node], bool]) -> list[ir.Node]:
     """The nodes from one that a value reads to the nearest goal, through no contraction; empty where there is none."""
-    ways = [[reader.makers[load.attr[0]]] for load in vs.loads([value]) if load.attr[0] in reader.makers]
+    ways = [[reader.makers[load.attr[0]]] for load in reader.loads(value) if load.attr[0] in reader.makers]
     seen = {id(way[0]) for way in ways}
     for way in ways:  # grows on the way
         if is_goal(way[-1]):

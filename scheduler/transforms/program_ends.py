@@ -92,7 +92,7 @@ def _is_of_several(program: Program) -> bool:
 
 def _reads_contractions(reader: Reader, value: Value) -> bool:
     """Whether a value depends on several contractions element by element."""
-    makers = {load.attr[0]: reader.makers.get(load.attr[0]) for load in vs.loads([reader.inlined(value)])}
+    makers = {load.attr[0]: reader.makers.get(load.attr[0]) for load in reader.loads(reader.inlined(value))}
     return sum(node is not None and ir.is_contraction(node) for node in makers.values()) > 1
 
 
@@ -145,7 +145,7 @@ def _of_elements(reader: Reader, node: ir.Reduction) -> ir.Reduction:
     """The sum without sums between it and the elements that these add up."""
     for _ in range(MOST_SUMS):
         value = reader.inlined(node.value)
-        sums = [load for load in vs.loads([value]) if _is_sum(reader.makers.get(load.attr[0])) and not load.args]
+        sums = [load for load in reader.loads(value) if _is_sum(reader.makers.get(load.attr[0])) and not load.args]
         made = (_through(reader, node, value, load) for load in sums)
         node = next((one for one in made if one is not None), node)
     return node
@@ -232,7 +232,7 @@ def _place_of_entry(graph: ir.Graph, node: ir.Scatter) -> int | None:
 def _unflattened(reader: Reader, node: ir.Reduction, position: Value) -> tuple[ir.Reduction, Value]:
     """The sum over the dimensions of what it reads, where one loop goes through several of them."""
     for loop in node.rvars:
-        own = next(filter(None, (_dimensions(reader, load, loop) for load in vs.loads([reader.inlined(node.value)]))), None)
+        own = next(filter(None, (_dimensions(reader, load, loop) for load in reader.loads(reader.inlined(node.value)))), None)
         if own is not None:
             mapping: dict[Atom, Expr] = {loop: ix.position_in(own)}
             value, position = vs.substitute(reader.inlined(node.value), mapping), vs.substitute(position, mapping)

@@ -560,7 +560,9 @@ class _Search:
 
     def _candidates(self, value: Value, match: _Match) -> list[tuple[Value, ir.Contraction]]:
         """What a value reads of contractions, and these."""
-        makers = ((load, self.reader.makers.get(load.attr[0])) for load in vs.loads([value]) if not load.args or match.longer)
+        makers = (
+            (load, self.reader.makers.get(load.attr[0])) for load in self.reader.loads(value) if not load.args or match.longer
+        )
         return [(load, node) for load, node in makers if node is not None and ir.is_contraction(node) and _is_plain(node)]
 
     def _with(
