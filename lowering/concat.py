@@ -23,6 +23,8 @@ from kgen.lowering.views import Extent, axis, result_sizes, unsqueeze
 
 # Up to this many parts are selected inside one value, which fuses with its consumers; more are written one by one.
 MAX_SELECTED = 4
+# And if together they cost no more elementary operations than this: each element of the whole computes all parts.
+MAX_COST = 96
 
 
 def cat(b: Builder, tensors: Sequence[Tensor], dim: int = 0) -> Tensor:
@@ -41,7 +43,11 @@ def joined(b: Builder, parts: Sequence[Tensor], k: int) -> Tensor:
     """Parts of one type, none of them empty, one behind the other along dimension `k`."""
     if len(parts) == 1:
         return parts[0]
-    return _selected(b, parts, k) if len(parts) <= MAX_SELECTED else _written(b, parts, k)
+    return _selected(b, parts, k) if _may_be_selected(parts) else _written(b, parts, k)
+
+
+def _may_be_selected(parts: Sequence[Tensor]) -> bool:
+    return len(parts) <= MAX_SELECTED and vs.total_cost([part.value for part in parts]) <= MAX_COST
 
 
 def _starts(parts: Sequence[Tensor], k: int) -> list[Expr]:
@@ -92,7 +98,7 @@ def _written(b: Builder, parts: Sequence[Tensor], k: int) -> Tensor:
 def stack(b: Builder, tensors: Sequence[Tensor], dim: int = 0) -> Tensor:
     """What all parts read at one place, as the halves of a byte do, is read once and without a mask."""
     k = dim % (tensors[0].rank + 1)
-    if not 1 < len(tensors) <= MAX_SELECTED:
+    if len(tensors) == 1 or not _may_be_selected(tensors):
         return cat(b, [unsqueeze(b, t, k) for t in tensors], k)
     dtype = promote(*tensors)
     sizes = (*tensors[0].sizes[:k], ix.constant(len(tensors)), *tensors[0].sizes[k:])
