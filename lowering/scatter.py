@@ -23,6 +23,8 @@ from kgen.lowering.tensor import Tensor, at, broadcast, convert, indices, reshap
 from kgen.lowering.views import axis
 
 Number = int | float | bool
+# Operations that each element of a row may do again for the one that is written.
+CHEAP = 16
 
 
 def full(b: Builder, sizes: Sizes, dtype: torch.dtype, device: torch.device, number: Number) -> Tensor:
@@ -151,10 +153,15 @@ def _is_one_hot(plan: Along, src: Any) -> bool:
     value = plan.x.value
     sizes = tuple(s for d, s in enumerate(plan.x.sizes) if d != plan.dim)
     rest = tuple(s for d, s in enumerate(plan.sizes) if d != plan.dim)
-    return value.op == "const" and plan.sizes[plan.dim] == 1 and sizes == rest and not isinstance(src, Tensor)
+    return value.op == "const" and plan.sizes[plan.dim] == 1 and sizes == rest and _is_elementary(src)
 
 
-def _one_hot(plan: Along, src: Number | Expr) -> Tensor:
+def _is_elementary(src: Any) -> bool:
+    """Whether each element may compute again what is written to its row: a number, or what is read with little arithmetic."""
+    return not isinstance(src, Tensor) or vs.total_cost([src.value]) <= CHEAP
+
+
+def _one_hot(plan: Along, src: Tensor | Number | Expr) -> Tensor:
     """``where(position == index, src, constant)``: for the loss's gradient, which would otherwise fill and walk a tensor of
     logits."""
     x, dim = plan.x, plan.dim
@@ -162,8 +169,14 @@ def _one_hot(plan: Along, src: Number | Expr) -> Tensor:
     lane = vs.cast(at(plan.index, at_row), torch.int64)
     lane = vs.asserted(lane, vs.index_inside(lane, x.sizes[dim]), "index")
     hit = vs.call("eq", vs.index_value(x.indices[dim]), lane)
-    written = vs.const(src, x.dtype) if not isinstance(src, Expr) else vs.index_value(src, ops.compute_dtype(x.dtype))
-    return x.with_value(vs.where(hit, written, x.value))
+    return x.with_value(vs.where(hit, _written(plan, src, at_row), x.value))
+
+
+def _written(plan: Along, src: Tensor | Number | Expr, at_row: Sequence[Expr]) -> Value:
+    """What is written to the row."""
+    if isinstance(src, Tensor):
+        return at(convert(at_least_1d(src), plan.x.dtype), at_row)
+    return vs.const(src, plan.x.dtype) if not isinstance(src, Expr) else vs.index_value(src, ops.compute_dtype(plan.x.dtype))
 
 
 def scatter_add(b: Builder, x: Tensor, dim: int, index: Tensor, src: Tensor) -> Tensor:

@@ -159,7 +159,12 @@ def _may_split(kernel: Kernel) -> bool:
         return False
     if any(s.kind == "scatter" and s.section < 0 for s in kernel.statements):
         return False  # every share would update the memory
-    return all(s.kind in ("reduction", "pointwise") for s in inner)
+    return all(s.kind in ("reduction", "pointwise") or _is_update(s) for s in inner)
+
+
+def _is_update(s: Statement) -> bool:
+    """Whether it updates memory by operations that programs may make in any order. A value that is set is the last one's."""
+    return s.kind == "scatter" and s.op != "set" and not s.in_order
 
 
 def _shares(kernel: Kernel, loop: Var, wanted: int) -> int | None:
@@ -180,6 +185,18 @@ def _shares(kernel: Kernel, loop: Var, wanted: int) -> int | None:
 def _divisor(extent: int, numbers: Iterable[int]) -> int | None:
     """The first of the numbers that divides the extent."""
     return next((n for n in numbers if extent % n == 0), None)
+
+
+def _only(update: Statement, inside: Value) -> Statement:
+    """The update where a condition holds. Elsewhere it reads nothing, and its indices from data are 0, which is always one."""
+
+    def guarded(value: Value) -> Value:
+        return vs.where(inside, vs.guard_loads(value, inside), vs.const(0, value.dtype))
+
+    mask = inside if update.mask is None else vs.call("and", inside, vs.guard_loads(update.mask, inside))
+    memo: dict[Expr, Expr] = {}
+    store = tuple(ix.substitute(e, {}, memo, guarded) for e in update.store)
+    return replace(update, value=vs.guard_loads(update.value, inside), store=store, mask=mask)
 
 
 class _Split:
@@ -243,9 +260,16 @@ class _Split:
         memo: dict[Expr, Expr] = {}
         store = tuple(ix.substitute(e, mapping, memo, lambda v: vs.substitute(v, mapping)) for e in s.store)
         rank = None if s.rank is None else ix.substitute(s.rank, mapping, memo)
-        if s.kind == "reduction" and self.inside is not None and s.op != "welford":
-            value = vs.masked(self.inside, value, vs.const(ops.identity(s.op, value.dtype), value.dtype))
-        return replace(s, value=value, store=store, rank=rank)
+        mask = None if s.mask is None else vs.substitute(s.mask, mapping)
+        made = replace(s, value=value, store=store, rank=rank, mask=mask)
+        if self.inside is None:
+            return made
+        if s.kind == "scatter":
+            return _only(made, self.inside)
+        if s.kind == "reduction" and s.op != "welford":
+            filler = vs.const(ops.identity(s.op, value.dtype), value.dtype)
+            return replace(made, value=vs.masked(self.inside, value, filler))
+        return made
 
     def _kinds(self, s: Statement) -> Iterator[torch.dtype]:
         yield s.value.dtype

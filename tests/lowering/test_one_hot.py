@@ -8,6 +8,7 @@ from op_case import capture
 from torch import Tensor
 
 from kgen.ir import nodes as ir
+from kgen.ir import values as vs
 from kgen.lowering import LoweringContext, lower, reinplace
 from kgen.reference.evaluate import evaluate_graph
 
@@ -80,3 +81,52 @@ def test_a_value_that_was_changed_since_is_not_computed_again() -> None:
     want = changed(c.clone(), t)
     for one, other in zip(evaluate_graph(graph, [c.clone(), t]), want, strict=False):
         torch.testing.assert_close(one, other)
+
+
+def scatters_of(fn: object, *args: Tensor) -> int:
+    """The scatters of a lowered graph, whose results are eager's."""
+    graph = lower(reinplace(capture(fn, args, "fake")), LoweringContext())
+    [got], want = evaluate_graph(graph, list(args)), fn(*args)  # type: ignore[operator]
+    torch.testing.assert_close(got, want, equal_nan=True)
+    return sum(isinstance(node, ir.Scatter) for node in graph.nodes)
+
+
+def put(c: Tensor, t: Tensor) -> Tensor:
+    """As the gradient of a minimum along rows."""
+    return torch.zeros(6, COLUMNS).scatter(1, t, c / 3) + 1
+
+
+@pytest.mark.parametrize("columns", [1, 3], ids=["as large as the index", "larger"])
+@pytest.mark.parametrize("kind", [torch.float32, torch.int32])
+def test_one_number_of_each_row_in_zeros_is_no_scatter(columns: int, kind: torch.dtype) -> None:
+    c, t = inputs()
+    c = (c * 9).to(kind).expand(6, columns).contiguous()
+    assert scatters_of(lambda c, t: torch.zeros(6, COLUMNS, dtype=kind).scatter(1, t, c) + 1, c, t) == 0
+    assert scatters_of(lambda c, t: torch.full((COLUMNS, 6), 7, dtype=kind).scatter(0, t.t(), c.t()), c, t) == 0
+
+
+def test_what_is_no_one_hot_row_is_scattered() -> None:
+    c, t = inputs()
+    twice = t.expand(6, 2)
+    assert scatters_of(lambda c, t: torch.zeros(6, COLUMNS).scatter(1, t, c.expand(6, 2)), c, twice) == 1
+    assert scatters_of(lambda c, t: torch.zeros(7, COLUMNS).scatter(1, t, c), c, t) == 1, "a row without a number"
+    assert scatters_of(lambda c, t: torch.zeros(6, COLUMNS).scatter(1, t, c.tanh().exp().sin().lgamma()), c, t) == 1, "dear"
+    assert scatters_of(lambda c, t: c.expand(6, COLUMNS).clone().scatter(1, t, c), c, t) == 1, "no constant"
+
+
+def test_a_source_that_was_changed_since() -> None:
+    def changed(c: Tensor, t: Tensor) -> Tensor:
+        made = put(c, t)
+        c.add_(1)
+        return made
+
+    c, t = inputs()
+    graph = lower(reinplace(capture(changed, (c.clone(), t), "fake")), LoweringContext())
+    torch.testing.assert_close(evaluate_graph(graph, [c.clone(), t])[-1], put(c, t))
+
+
+def test_an_index_outside_is_still_an_error() -> None:
+    c, t = inputs()
+    graph = lower(reinplace(capture(put, (c, t), "fake")), LoweringContext())
+    [node] = [node for node in graph.nodes if isinstance(node, ir.Pointwise)]
+    assert any(value.op == "assert" for value in vs.topological([node.value]))

@@ -191,3 +191,47 @@ def test_values_of_stores_beside_sums() -> None:
     x, y = torch.randn(211, 307), torch.randn(211, 307)
     for got, want in zip(compiled(stored_and_summed, x, y), stored_and_summed(x.double(), y.double()), strict=True):
         assert error(got, want) < 1e-6
+
+
+def counted_and_averaged(labels: Tensor, found: Tensor) -> tuple[Tensor, Tensor]:
+    """A confusion matrix, and how much is right: the updates and the sum read the same data in one kernel."""
+    counts = torch.zeros(49).index_add(0, labels * 7 + found, torch.ones_like(found, dtype=torch.float32))
+    return counts, (labels == found).float().mean()
+
+
+def masked_and_summed(rows: Tensor, grad: Tensor) -> tuple[Tensor, Tensor]:
+    """Updates with a mask, at indices of which none is 0."""
+    table = torch.ops.aten.embedding_dense_backward(grad, rows + 3, 9, 5, False)
+    return table, grad.sum((0, 1))
+
+
+@pytest.mark.parametrize("rows", [100000, 100003], ids=["shares of equal lengths", "a ragged last share"])
+def test_updates_beside_a_sum_are_shared_out(rows: int) -> None:
+    args = torch.zeros(rows, dtype=torch.int64), torch.zeros(rows, dtype=torch.int64)
+    [update] = [k for k in planned(counted_and_averaged, *args).kernels if any(s.kind == "scatter" for s in k.statements)]
+    [share] = update.outer
+    assert (share.extent.as_int() or 0) > 8
+
+
+def test_a_value_that_is_set_stays_with_one_program() -> None:
+    def fn(at: Tensor, x: Tensor) -> tuple[Tensor, Tensor]:
+        return torch.zeros(9).index_put((at,), x), x.sum()
+
+    for kernel in planned(fn, torch.zeros(100000, dtype=torch.int64), torch.empty(100000)).kernels:
+        assert not any(s.kind == "scatter" and s.inner for s in kernel.statements) or not kernel.outer
+
+
+@pytest.mark.interpret
+@pytest.mark.parametrize("rows", [20000, 20011])
+def test_values_of_updates_beside_a_sum(rows: int) -> None:
+    labels, found = torch.randint(0, 7, (rows,)), torch.randint(0, 7, (rows,))
+    for got, want in zip(compiled(counted_and_averaged, labels, found), counted_and_averaged(labels, found), strict=True):
+        torch.testing.assert_close(got, want)
+
+
+@pytest.mark.interpret
+@pytest.mark.parametrize("rows", [20000, 20011])
+def test_values_of_updates_with_masks(rows: int) -> None:
+    at, grad = torch.randint(0, 6, (rows,)), torch.randn(rows, 1)
+    for got, want in zip(compiled(masked_and_summed, at, grad), masked_and_summed(at, grad.double()), strict=True):
+        assert error(got, want) < 1e-5
