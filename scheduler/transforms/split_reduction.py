@@ -266,6 +266,8 @@ class _Split:
             return made
         if s.kind == "scatter":
             return _only(made, self.inside)
+        if s.kind == "pointwise":
+            return replace(made, value=vs.guard_loads(value, self.inside))  # in registers, or no point is past the end
         if s.kind == "reduction" and s.op != "welford":
             filler = vs.const(ops.identity(s.op, value.dtype), value.dtype)
             return replace(made, value=vs.masked(self.inside, value, filler))

@@ -107,8 +107,8 @@ def test_one_number_of_each_row_in_zeros_is_no_scatter(columns: int, kind: torch
 
 def test_what_is_no_one_hot_row_is_scattered() -> None:
     c, t = inputs()
-    twice = t.expand(6, 2)
-    assert scatters_of(lambda c, t: torch.zeros(6, COLUMNS).scatter(1, t, c.expand(6, 2)), c, twice) == 1
+    two = t.expand(6, 2)
+    assert scatters_of(lambda c, t: torch.zeros(6, COLUMNS).scatter(1, t, c.expand(6, 2)), c, two) == 1
     assert scatters_of(lambda c, t: torch.zeros(7, COLUMNS).scatter(1, t, c), c, t) == 1, "a row without a number"
     assert scatters_of(lambda c, t: torch.zeros(6, COLUMNS).scatter(1, t, c.tanh().exp().sin().lgamma()), c, t) == 1, "dear"
     assert scatters_of(lambda c, t: c.expand(6, COLUMNS).clone().scatter(1, t, c), c, t) == 1, "no constant"

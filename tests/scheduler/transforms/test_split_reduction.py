@@ -8,6 +8,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from kgen.device import Gpu
+from kgen.ir import values as vs
 from kgen.ir.sizes import Sizes
 from kgen.scheduler import choose_tiles
 from tests.matmuls import compiled, error
@@ -235,3 +236,26 @@ def test_values_of_updates_with_masks(rows: int) -> None:
     at, grad = torch.randint(0, 6, (rows,)), torch.randn(rows, 1)
     for got, want in zip(compiled(masked_and_summed, at, grad), masked_and_summed(at, grad.double()), strict=True):
         assert error(got, want) < 1e-5
+
+
+def gathered_and_summed(at: Tensor, table: Tensor, grad: Tensor) -> tuple[Tensor, Tensor]:
+    """Two readers of one value of which the indices are data: it stays in registers, and is checked."""
+    rows = table[at] * grad
+    return torch.zeros(40, 3).index_add(0, at, rows.sin()), (rows * grad).sum(0)
+
+
+@pytest.mark.interpret
+@pytest.mark.parametrize("rows", [20000, 20011])
+def test_what_is_read_in_a_ragged_last_share_is_inside(rows: int) -> None:
+    args = torch.randint(0, 40, (rows,)), torch.randn(40, 3), torch.randn(rows, 3)
+    for got, want in zip(compiled(gathered_and_summed, *args), gathered_and_summed(*args), strict=True):
+        assert error(got, want.double()) < 1e-5
+
+
+def test_values_in_registers_read_nothing_past_the_end() -> None:
+    args = torch.zeros(100003, dtype=torch.int64), torch.empty(40, 3), torch.empty(100003, 3)
+    partial = [k for k in planned(gathered_and_summed, *args).kernels if k.name.endswith("partial")]
+    found = [s for k in partial for s in k.statements if s.kind == "pointwise"]
+    guarded = [load.args for s in found for load in vs.loads([s.value])]
+    assert guarded
+    assert all(guarded)
