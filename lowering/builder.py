@@ -52,7 +52,7 @@ class Builder:
         self.stored: dict[str, Value] = {}  # buffer -> the element that it was made of, over its axes
         self.placed: dict[tuple[Tensor, Sizes], Tensor] = {}  # operands stored with strides of their own
         self.copies: dict[Tensor, str] = {}  # of operands that are no views of buffers
-        self.gathered: dict[Tensor, str] = {}  # of what is read at computed positions
+        self.gathered: dict[Tensor, Tensor] = {}  # what is read at computed positions, as it was stored
         self.turned: dict[str, Tensor] = {}  # buffer -> itself, read from a copy with another order of dimensions
         self.checked: set[Expr] = set()  # conditions that calls check at run time
         self._taken: dict[str, int] = {}
@@ -129,11 +129,9 @@ class Builder:
 
     def stored_once(self, tensor: Tensor) -> Tensor:
         """`realize` for a tensor that is only read there: its readers share the buffer."""
-        if is_whole_buffer(self.graph, tensor):
-            return tensor
         if tensor not in self.gathered:
-            self.gathered[tensor] = self.copy(tensor).value.attr[0]
-        return self.load(self.graph.buffers[self.gathered[tensor]])
+            self.gathered[tensor] = self.realize(tensor)
+        return self.gathered[tensor]
 
     def reduce(
         self, op: str, tensor: Tensor, dims: Sequence[int], keepdim: bool = False, dtypes: Sequence[torch.dtype] | None = None
@@ -292,7 +290,7 @@ class Builder:
         gone = {out for node in self.graph.nodes[mark:] for out in ir.outs(node)}
         del self.graph.nodes[mark:]
         self.copies = {tensor: name for tensor, name in self.copies.items() if name not in gone}
-        self.gathered = {tensor: name for tensor, name in self.gathered.items() if name not in gone}
+        self.gathered = {source: made for source, made in self.gathered.items() if gone.isdisjoint(_read_by(made))}
         self.placed = {key: made for key, made in self.placed.items() if gone.isdisjoint(_read_by(made))}
         self.turned = {source: made for source, made in self.turned.items() if gone.isdisjoint(_read_by(made))}
 

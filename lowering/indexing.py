@@ -43,12 +43,17 @@ def gather_source(b: Builder, x: Tensor, points: Expr | None = None) -> Tensor:
     return b.stored_once(x)
 
 
+def indexed_source(b: Builder, x: Tensor, points: Expr) -> Tensor:
+    """`gather_source` for advanced indexing that makes so many elements."""
+    return gather_source(b, x, points * CORNERS)
+
+
 def row_source(b: Builder, x: Tensor, points: Expr) -> Tensor:
-    """`gather_source` for gathers of rows, the last dimension; `points` elements are read in all."""
+    """`indexed_source` for gathers of rows, the last dimension; `points` elements are read in all."""
     reads, elements = points.as_int(), x.numel().as_int()
     if reads and elements and reads >= TIMES_READ * elements and _has_scattered_rows(b, x):
         return b.with_rows(x)
-    return gather_source(b, x, points * CORNERS)
+    return indexed_source(b, x, points)
 
 
 def _has_scattered_rows(b: Builder, x: Tensor) -> bool:
@@ -102,8 +107,8 @@ class Advanced:
     def gathered(self, b: Builder, x: Tensor) -> Tensor:
         """The indexed tensor in a form that may be read at any index; its rows stay rows where the last dimension stays so."""
         rows = self.kept[-1:] == [len(self.sizes) - 1] and len(self.kept) > self.first
-        points = ix.product(self.result_sizes())
-        return row_source(b, x, points) if rows else gather_source(b, x, points * CORNERS)
+        source = row_source if rows else indexed_source
+        return source(b, x, ix.product(self.result_sizes()))
 
     def source(self, j: Sequence[Expr], wrap: bool = True) -> list[Expr]:
         """The index into the indexed tensor for an index into the result."""
@@ -134,7 +139,7 @@ def unsafe_masked_index(b: Builder, x: Tensor, mask: Tensor, indices_: Sequence[
     plan = Advanced(x.sizes, indices_)
     sizes = plan.result_sizes()
     inside = broadcast(mask, sizes)
-    read = reindex(gather_source(b, x, ix.product(sizes) * CORNERS), sizes, lambda *j: plan.source(j))
+    read = reindex(indexed_source(b, x, ix.product(sizes)), sizes, lambda *j: plan.source(j))
     return read.with_value(vs.masked(inside.value, read.value, vs.const(fill, read.dtype)))
 
 
@@ -162,8 +167,7 @@ def gather(b: Builder, x: Tensor, dim: int, index: Tensor, *, sparse_grad: bool 
 def index_select(b: Builder, x: Tensor, dim: int, index: Tensor) -> Tensor:
     source, lanes, k = at_least_1d(x), at_least_1d(index), axis(dim, x.rank)
     sizes = (*source.sizes[:k], lanes.sizes[0], *source.sizes[k + 1 :])
-    points = ix.product(sizes)
-    source = gather_source(b, source, points * CORNERS) if k == source.rank - 1 else row_source(b, source, points)
+    source = (indexed_source if k == source.rank - 1 else row_source)(b, source, ix.product(sizes))
     read = read_at(b, source, sizes, lambda *j: [*j[:k], position(lanes, [j[k]], source.sizes[k], False), *j[k + 1 :]])
     return read if x.rank else reshape(read, ())
 

@@ -254,7 +254,8 @@ class _Split:
         return partial, final
 
     def _moved(self, s: Statement) -> Statement:
-        """The statement over a share of the row; past the end a reduction steps with what leaves it unchanged."""
+        """The statement over a share of the row. Past the end nothing is read or updated, and a reduction steps with what
+        leaves it unchanged."""
         mapping = self.place
         value = vs.substitute(s.value, mapping)
         memo: dict[Expr, Expr] = {}

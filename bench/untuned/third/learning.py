@@ -20,7 +20,7 @@ def cross_layers(x: Tensor, u: Tensor, v: Tensor, b: Tensor) -> Tensor:
 
 
 def triangle_interactions(dense: Tensor, sparse: Tensor, w: Tensor) -> Tensor:
-    """DLRM: dot products of all pairs of embeddings, the lower triangle by indices, beside the dense features."""
+    """DLRM: a batched matmul of the embeddings with themselves, its lower triangle by indices, beside the dense features."""
     t = torch.cat((dense[:, None], sparse), 1)
     z = torch.bmm(t, t.transpose(1, 2))
     i, j = torch.tril_indices(t.shape[1], t.shape[1], offset=-1, device=t.device)
