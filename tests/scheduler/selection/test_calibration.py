@@ -93,7 +93,9 @@ def test_computed_operands_with_gaps_in_memory(last_axis: bool, back_end: str) -
         return z[..., 0].square() + z[..., 1].square()
 
     x, z = r(64, 32), r(48, 32, 2)
-    plan = plans(lambda x, z: F.relu(power(z) @ x.t() if last_axis else x @ power(z).t()), x, z, options=OPTIONS[back_end]).forward
+    plan = plans(
+        lambda x, z: F.relu(power(z) @ x.t() if last_axis else x @ power(z).t()), x, z, options=OPTIONS[back_end]
+    ).forward
     (kernel,) = (step for step in plan.kernels if any(one.contracts for one in members(step)))
     computed = any(load.attr[0] == "arg1_1" for one in members(kernel) for s in one.statements for load in vs.loads(s.roots))
     assert computed == (last_axis or back_end == "cpp")
