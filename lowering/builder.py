@@ -17,6 +17,7 @@ from kgen.ir import ops
 from kgen.ir import values as vs
 from kgen.ir.index import Expr, ExprLike
 from kgen.ir.nodes import Buffer, Origin, Sizes, TensorArg
+from kgen.ir.ranges import Range, range_of
 from kgen.ir.values import Value
 from kgen.lowering.few_terms import are_cheap, are_few, are_last, combined
 from kgen.lowering.tensor import Tensor, at, axes, indices, is_empty, number_of, rounded
@@ -254,6 +255,18 @@ class Builder:
             return value
         made = self.stored.get(value.attr[0], value)
         return value if any(load.attr[0] in self.versions for load in vs.loads([made])) else made
+
+    def range_of(self, tensor: Tensor) -> Range:
+        """What its arithmetic says of the elements of a tensor of whole numbers, through what was stored on the way."""
+        return range_of(tensor.value, self._stored_value)
+
+    def _stored_value(self, load: Value) -> Value | None:
+        """What was stored where a value is read, over the same loops; None where that is unknown, or memory has changed."""
+        name, index, _ = load.attr
+        made = self.stored.get(name)
+        if made is None or load.args or index != indices(self.graph.buffers[name].sizes):
+            return None
+        return None if any(one.attr[0] in self.versions for one in (load, *vs.loads([made]))) else made
 
     def mutate(self, target: str, tensor: Tensor) -> Tensor:
         """``copy_``: overwrites buffer `target` (its newest version) with `tensor`, and returns the new version."""

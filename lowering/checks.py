@@ -18,7 +18,7 @@ def checked(graph: ir.Graph, value: Value, where: Iterable[Expr], mask: Value | 
     an index may be anything."""
     made = set(_checked_by(graph, value))
     for atom in dict.fromkeys(_indirects(where)):
-        if atom not in made:
+        if atom not in made and not atom.inside:
             inside = vs.index_inside(atom.value, atom.size)
             condition = inside if mask is None else vs.call("or", vs.call("not", mask), inside)
             value = vs.asserted(value, condition, "index")

@@ -12,6 +12,7 @@ from kgen.ir import index as ix
 from kgen.ir import values as vs
 from kgen.ir.index import Expr
 from kgen.ir.nodes import Sizes, dense_strides
+from kgen.ir.ranges import UNKNOWN, Range, is_inside
 from kgen.ir.values import Value
 from kgen.lowering.builder import Builder
 from kgen.lowering.checks import checked
@@ -69,11 +70,12 @@ def _is_scattered(b: Builder, load: Value, loop: ix.Var) -> bool:
     return stride is not None and (stride.as_int() or 0) * dtype.itemsize >= SECTOR
 
 
-def position(index: Tensor, where: Sequence[Expr], extent: Expr, wrap: bool) -> Expr:
-    """The element of an index tensor as an index into a dimension of size `extent`."""
+def position(index: Tensor, where: Sequence[Expr], extent: Expr, wrap: bool, found: Range = UNKNOWN) -> Expr:
+    """The element of an index tensor, whose elements are in the range that was `found`, as an index into a dimension of size
+    `extent`."""
     value = at(index, where)
     known = index_form(value, extent, wrap)
-    return known if known is not None else vs.indirect(value, extent, wrap)
+    return known if known is not None else vs.indirect(value, extent, wrap and found[0] < 0, is_inside(found, extent))
 
 
 def read_at(b: Builder, x: Tensor, sizes: Sizes, where: Callable[..., Sequence[Expr]]) -> Tensor:
@@ -89,13 +91,14 @@ class Advanced:
     """torch's advanced indexing of a tensor of shape `sizes`: which dimensions index tensors replace, and where the
     dimensions that they share stand in the result."""
 
-    def __init__(self, sizes: Sizes, tensors: Sequence[Tensor | None]) -> None:
+    def __init__(self, b: Builder, sizes: Sizes, tensors: Sequence[Tensor | None]) -> None:
         if any(t is not None and t.dtype in (torch.bool, torch.uint8) for t in tensors):
             raise Refused("boolean mask: the number of elements depends on data")
         self.sizes = sizes
         self.indexed = [k for k, t in enumerate(tensors) if t is not None]
         self.shape = broadcast_sizes(*(t.sizes for t in tensors if t is not None))
         self.tensors = {k: broadcast(t, self.shape) for k, t in enumerate(tensors) if t is not None}
+        self.ranges = {k: b.range_of(t) for k, t in enumerate(tensors) if t is not None}
         adjacent = self.indexed == list(range(self.indexed[0], self.indexed[0] + len(self.indexed))) if self.indexed else True
         self.first = self.indexed[0] if adjacent and self.indexed else 0
         self.kept = [k for k in range(len(sizes)) if k not in self.tensors]
@@ -116,13 +119,13 @@ class Advanced:
         lanes = j[self.first : self.first + n]
         kept = iter((*j[: self.first], *j[self.first + n :]))
         return [
-            position(self.tensors[k], lanes, extent, wrap) if k in self.tensors else next(kept)
+            position(self.tensors[k], lanes, extent, wrap, self.ranges[k]) if k in self.tensors else next(kept)
             for k, extent in enumerate(self.sizes)
         ]
 
 
 def index(b: Builder, x: Tensor, indices_: Sequence[Tensor | None]) -> Tensor:
-    plan = Advanced(x.sizes, indices_)
+    plan = Advanced(b, x.sizes, indices_)
     if not plan.indexed:
         return x
     return read_at(b, plan.gathered(b, x), plan.result_sizes(), lambda *j: plan.source(j))
@@ -130,13 +133,13 @@ def index(b: Builder, x: Tensor, indices_: Sequence[Tensor | None]) -> Tensor:
 
 def unsafe_index(b: Builder, x: Tensor, indices_: Sequence[Tensor | None]) -> Tensor:
     """What is known to be in range."""
-    plan = Advanced(x.sizes, indices_)
+    plan = Advanced(b, x.sizes, indices_)
     return reindex(plan.gathered(b, x), plan.result_sizes(), lambda *j: plan.source(j)) if plan.indexed else x
 
 
 def unsafe_masked_index(b: Builder, x: Tensor, mask: Tensor, indices_: Sequence[Tensor | None], fill: Any) -> Tensor:
     """Reads where the mask holds, else `fill`; indices outside count only where it holds."""
-    plan = Advanced(x.sizes, indices_)
+    plan = Advanced(b, x.sizes, indices_)
     sizes = plan.result_sizes()
     inside = broadcast(mask, sizes)
     read = reindex(indexed_source(b, x, ix.product(sizes)), sizes, lambda *j: plan.source(j))
@@ -157,9 +160,10 @@ def gather(b: Builder, x: Tensor, dim: int, index: Tensor, *, sparse_grad: bool 
     # along the other dimensions torch lets the index have no more elements than there are
     fewer = ix.lower_bound(source.sizes[k] - lanes.sizes[k]) >= 0
     source = gather_source(b, source, source.numel() if fewer else index.numel())
+    found = b.range_of(lanes)
 
     def where(*j: Expr) -> list[Expr]:
-        return [position(lanes, j, source.sizes[k], False) if d == k else i for d, i in enumerate(j)]
+        return [position(lanes, j, source.sizes[k], False, found) if d == k else i for d, i in enumerate(j)]
 
     return reshape(read_at(b, source, lanes.sizes, where), index.sizes)
 
@@ -168,15 +172,16 @@ def index_select(b: Builder, x: Tensor, dim: int, index: Tensor) -> Tensor:
     source, lanes, k = at_least_1d(x), at_least_1d(index), axis(dim, x.rank)
     sizes = (*source.sizes[:k], lanes.sizes[0], *source.sizes[k + 1 :])
     source = (indexed_source if k == source.rank - 1 else row_source)(b, source, ix.product(sizes))
-    read = read_at(b, source, sizes, lambda *j: [*j[:k], position(lanes, [j[k]], source.sizes[k], False), *j[k + 1 :]])
+    found = b.range_of(lanes)
+    read = read_at(b, source, sizes, lambda *j: [*j[:k], position(lanes, [j[k]], source.sizes[k], False, found), *j[k + 1 :]])
     return read if x.rank else reshape(read, ())
 
 
 def embedding(b: Builder, weight: Tensor, indices_: Tensor, *_: Any, **__: Any) -> Tensor:
-    rest, n = weight.sizes[1:], indices_.rank
+    rest, n, found = weight.sizes[1:], indices_.rank, b.range_of(indices_)
 
     def where(*j: Expr) -> list[Expr]:
-        return [position(indices_, j[:n], weight.sizes[0], False), *j[n:]]
+        return [position(indices_, j[:n], weight.sizes[0], False, found), *j[n:]]
 
     sizes = (*indices_.sizes, *rest)
     return read_at(b, row_source(b, weight, ix.product(sizes)), sizes, where)

@@ -130,7 +130,7 @@ def _stored_indirects(b: Builder, name: str, expr: Expr, space: ir.Sizes) -> Exp
     mapping: dict[ix.Atom, Expr] = {}
     for atom in ix.free_atoms(expr):
         if isinstance(atom, Indirect) and _reads_storage(b, name, atom.value):
-            mapping[atom] = ix.indirect(_stored(b, space, atom.value, atom.value.dtype), atom.size).expr()
+            mapping[atom] = ix.indirect(_stored(b, space, atom.value, atom.value.dtype), atom.size, atom.inside).expr()
     return ix.substitute(expr, mapping) if mapping else expr
 
 

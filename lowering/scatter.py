@@ -62,7 +62,7 @@ def _accumulate_wide(b: Builder, base: Tensor, change: Write) -> Tensor:
 def index_put(b: Builder, x: Tensor, indices_: Sequence[Tensor | None], values: Tensor, accumulate_: bool = False) -> Tensor:
     if any(t is not None and t.dtype in (torch.bool, torch.uint8) for t in indices_):
         return _masked_put(x, indices_, values, accumulate_)
-    plan = Advanced(x.sizes, indices_)
+    plan = Advanced(b, x.sizes, indices_)
     sizes = plan.result_sizes() if plan.indexed else x.sizes
     values = broadcast(convert(values, x.dtype), sizes)
     change = Write(sizes, plan.source(indices(sizes)) if plan.indexed else indices(sizes), values.value)
@@ -88,7 +88,7 @@ def _masked_put(x: Tensor, indices_: Sequence[Tensor | None], values: Tensor, ac
 def unsafe_masked_index_put_accumulate(
     b: Builder, x: Tensor, mask: Tensor, indices_: Sequence[Tensor | None], values: Tensor
 ) -> Tensor:
-    plan = Advanced(x.sizes, indices_)
+    plan = Advanced(b, x.sizes, indices_)
     sizes = plan.result_sizes()
     values, inside = broadcast(convert(values, x.dtype), sizes), broadcast(mask, sizes)
     return accumulate(b, x, Write(sizes, plan.source(indices(sizes)), values.value, mask=inside.value))

@@ -102,11 +102,13 @@ class Apply(Atom):
 
 
 class Indirect(Atom):
-    """An integer that a `Value` computes at run time, already wrapped into ``0 <= value < size``."""
+    """An integer that a `Value` computes at run time, already wrapped into ``0 <= value < size``. One that is `inside` whatever
+    the data, as its own arithmetic says, is not checked."""
 
-    __slots__ = ("size", "value")
+    __slots__ = ("inside", "size", "value")
     value: Any
     size: Expr
+    inside: bool
 
     def __str__(self) -> str:
         return f"[{self.value}]"
@@ -306,11 +308,12 @@ def size(name: str, lo: int = 0, hi: int = _INF) -> Size:
     return _intern_atom(Size, (name, lo, hi), name=name, lo=lo, hi=hi)
 
 
-def indirect(value: Any, extent: ExprLike) -> Indirect:
-    """The index atom of `value` (hashable, interned by its owner); the caller has wrapped it into ``[0, extent)``."""
+def indirect(value: Any, extent: ExprLike, inside: bool = False) -> Indirect:
+    """The index atom of `value` (hashable, interned by its owner); the caller has wrapped it into ``[0, extent)``, and knows
+    whether it is always `inside`."""
     # not by address or by age: the normal form must not differ from one process to the next, or with what it compiled before
     order = getattr(value, "order", (str(value),))
-    return _intern_atom(Indirect, (*order, str(extent)), value=value, size=as_expr(extent))
+    return _intern_atom(Indirect, (*order, str(extent), inside), value=value, size=as_expr(extent), inside=inside)
 
 
 def _floordiv_atom(num: Expr, den: Expr) -> FloorDiv:
@@ -813,7 +816,7 @@ def _substitute_atom(
     if isinstance(atom, Apply):
         return apply(atom.fn, *(substitute(a, mapping, memo, map_value) for a in atom.args))
     if isinstance(atom, Indirect) and map_value is not None:
-        return indirect(map_value(atom.value), atom.size).expr()
+        return indirect(map_value(atom.value), atom.size, atom.inside).expr()
     return atom.expr()
 
 

@@ -299,8 +299,9 @@ def compare(op: str, a: Expr, b: Expr) -> Value:
     return call(op, index_value(a), index_value(b))
 
 
-def indirect(value: Value, extent: Expr, wrap: bool = True) -> Expr:
-    """An index computed from data. With `wrap`, negative values count from the end, as in torch's indexing."""
+def indirect(value: Value, extent: Expr, wrap: bool = True, inside: bool = False) -> Expr:
+    """An index computed from data. With `wrap`, negative values count from the end, as in torch's indexing. An `inside` one is
+    known to be in ``[0, extent)``."""
     value = _as_index(cast(value, torch.int64))
     if value.op == "index":
         lo, _ = value.attr.bounds()
@@ -308,9 +309,9 @@ def indirect(value: Value, extent: Expr, wrap: bool = True) -> Expr:
             return value.attr
     if value.op == "const" and extent.as_int() is not None and -extent.as_int() <= value.attr < extent.as_int():  # type: ignore[operator]
         return ix.constant(value.attr % extent.as_int() if wrap else value.attr)
-    if wrap:
+    if wrap and not inside:
         value = where(call("lt", value, const(0, torch.int64)), call("add", value, index_value(extent)), value)
-    return ix.indirect(value, extent).expr()
+    return ix.indirect(value, extent, inside).expr()
 
 
 def _as_index(value: Value) -> Value:
@@ -595,7 +596,7 @@ def guard_loads(value: Value, mask: Value, free: Container[Value] = ()) -> Value
 def _guarded_index(value: Value, mask: Value) -> Value:
     """An integer computed from indices. Those from data are 0 where the mask is false: no load with a mask checks them."""
     found: Mapping[Atom, Expr] = {
-        atom: ix.indirect(where(mask, atom.value, const(0, atom.value.dtype)), atom.size).expr()
+        atom: ix.indirect(where(mask, atom.value, const(0, atom.value.dtype)), atom.size, atom.inside).expr()
         for atom in ix.indirects(value.attr)
     }
     return index_value(ix.substitute(value.attr, found), value.dtype) if found else value

@@ -544,8 +544,9 @@ class Emitter:
     def _extents(self, atom: Atom) -> tuple[Expr, ...]:
         return (atom.size,) if isinstance(atom, ix.Indirect) else ()
 
-    def _indirect(self, value: Value, extent: Expr) -> tuple[str, bool]:
-        return self._checked(value, extent), self._in_lanes() and self.varies(value)
+    def _indirect(self, atom: ix.Indirect) -> tuple[str, bool]:
+        text = self.emit(atom.value) if atom.inside else self._checked(atom.value, atom.size)
+        return text, self._in_lanes() and self.varies(atom.value)
 
     def _checked(self, value: Value, extent: Expr) -> str:
         """An index from data, checked against its extent: out of range is an error of the caller's, and must not be read."""

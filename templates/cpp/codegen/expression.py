@@ -7,7 +7,6 @@ from dataclasses import dataclass
 
 from kgen.ir import index as ix
 from kgen.ir.index import Atom, Expr, Var
-from kgen.ir.values import Value
 
 
 @dataclass(slots=True)
@@ -17,16 +16,15 @@ class IndexText:
 
     vector: Var | None
     lanes: int
-    indirect: Callable[[Value, Expr], tuple[str, bool]]
+    indirect: Callable[[ix.Indirect], tuple[str, bool]]
 
     def depends(self, expr: Expr) -> bool:
         """Whether the expression differs between lanes."""
         if self.vector is None:
             return False
-        for atom in _in_order(expr):
-            if atom is self.vector or (isinstance(atom, ix.Indirect) and self.indirect(atom.value, atom.size)[1]):
-                return True
-        return False
+        return any(
+            atom is self.vector or (isinstance(atom, ix.Indirect) and self.indirect(atom)[1]) for atom in _in_order(expr)
+        )
 
     def scalar(self, expr: Expr) -> str:
         """The expression at the first lane."""
@@ -58,7 +56,7 @@ class IndexText:
         if isinstance(atom, ix.Apply):
             return self._apply(atom, [self.scalar(a) for a in atom.args])
         if isinstance(atom, ix.Indirect):
-            return self.indirect(atom.value, atom.size)[0]
+            return self.indirect(atom)[0]
         return str(atom)
 
     def _apply(self, atom: ix.Apply, args: list[str]) -> str:
@@ -90,7 +88,7 @@ class IndexText:
 
     def _lane_indirect(self, expr: Expr) -> bool:
         """Whether an index read from data, another one for each lane, takes part."""
-        return any(isinstance(a, ix.Indirect) and self.indirect(a.value, a.size)[1] for a in _in_order(expr))
+        return any(isinstance(a, ix.Indirect) and self.indirect(a)[1] for a in _in_order(expr))
 
     def _vector_term(self, mono: tuple[Atom, ...], coef: int) -> str:
         text = f"int64_t({coef})" if coef != 1 or not mono else ""
@@ -105,7 +103,7 @@ class IndexText:
         if atom is self.vector:
             return f"iota<int64_t, L>({atom}, 1)"
         if isinstance(atom, ix.Indirect):
-            return self.indirect(atom.value, atom.size)[0]
+            return self.indirect(atom)[0]
         if isinstance(atom, ix.FloorDiv | ix.Mod):
             den = atom.den.as_int()
             if den is not None and den > 0 and den & (den - 1) == 0:  # machines have no division of integer lanes

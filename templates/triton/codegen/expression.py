@@ -7,7 +7,6 @@ from dataclasses import dataclass
 
 from kgen.ir import index as ix
 from kgen.ir.index import Atom, Expr
-from kgen.ir.values import Value
 
 _INFIX = {"shl": "<<", "shr": ">>", "and": "&", "or": "|", "xor": "^", "lt": "<", "le": "<=", "eq": "=="}
 
@@ -17,7 +16,7 @@ class IndexText:
     """Prints expressions. `name` gives the text of a loop variable or a size, `indirect` that of a value inside an index."""
 
     name: Callable[[Atom], str]
-    indirect: Callable[[Value, Expr], str]
+    indirect: Callable[[ix.Indirect], str]
 
     def __call__(self, expr: Expr) -> str:
         if not expr.terms:
@@ -40,7 +39,7 @@ class IndexText:
         if isinstance(atom, ix.Apply):
             return self._apply(atom, [self(a) for a in atom.args])
         if isinstance(atom, ix.Indirect):
-            return self.indirect(atom.value, atom.size)
+            return self.indirect(atom)
         return self.name(atom)
 
     def _apply(self, atom: ix.Apply, args: list[str]) -> str:

@@ -281,10 +281,12 @@ class PointEmitter:
         assert isinstance(atom, ix.Var)
         return atom.name + self.suffix
 
-    def _indirect(self, value: Value, extent: Expr) -> str:
-        """An index from data: out of range is an error of the caller's, as in eager a trap of the device."""
+    def _indirect(self, atom: ix.Indirect) -> str:
+        """An index from data: out of range is an error of the caller's, as in eager a trap of the device. One that is inside by
+        its own arithmetic is not checked."""
+        value, extent = atom.value, atom.size
         name = self.emit(value)
-        key = ("checked", value, extent, self.guard)
+        key = ("checked", atom, self.guard)
         axes = self.axes(value) | (self.guard[1] if self.guard else NONE)
         scope = self._scope_of(axes)
         found = scope.names.get(key) or self.outer.names.get(key)
@@ -293,7 +295,8 @@ class PointEmitter:
             lines = scope.lines
             inside = f"({name} >= 0) & ({name} < {self.text(extent)})"
             outside = [*self._outside(axes), *([f"~{self.guard[0]}"] if self.guard else [])]
-            lines.append(self._checked(" | ".join([f"({inside})", *outside]), "index"))
+            if not atom.inside:
+                lines.append(self._checked(" | ".join([f"({inside})", *outside]), "index"))
             lines.append(f"{found} = {name}" + ("" if self.wide else ".to(tl.int32)"))
             scope.names[key] = found
         return found
