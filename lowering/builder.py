@@ -261,12 +261,12 @@ class Builder:
         return range_of(tensor.value, self._stored_value)
 
     def _stored_value(self, load: Value) -> Value | None:
-        """What was stored where a value is read, over the same loops; None where that is unknown, or memory has changed."""
+        """What was stored where a value is read, at the same index; None where that is unknown, or memory has changed."""
         name, index, _ = load.attr
         made = self.stored.get(name)
-        if made is None or load.args or index != indices(self.graph.buffers[name].sizes):
+        if made is None or load.args or any(one.attr[0] in self.versions for one in (load, *vs.loads([made]))):
             return None
-        return None if any(one.attr[0] in self.versions for one in (load, *vs.loads([made]))) else made
+        return vs.substitute(made, dict(zip(axes(self.graph.buffers[name].sizes), index, strict=True)))
 
     def mutate(self, target: str, tensor: Tensor) -> Tensor:
         """``copy_``: overwrites buffer `target` (its newest version) with `tensor`, and returns the new version."""
