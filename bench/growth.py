@@ -2,7 +2,7 @@
 
 python -m bench.growth                        # every program, few and many repeats: CPU seconds
 python -m bench.growth --count                # calls of functions instead: no other process changes them
-python -m bench.growth rows blocks --processes 5
+python -m bench.growth rows blocks --contenders kgen --processes 5
 
 Each program is compiled in processes and cache folders of their own, in which what is built once a machine is there already.
 Seconds are CPU time of the process and of the compilers that it waits for, on one thread; the median process counts. `torch` is
@@ -222,10 +222,10 @@ def median_of(processes: Sequence[dict[str, float]]) -> dict[str, float]:
     return made
 
 
-def measure(name: str, processes: int, counts: bool) -> dict[str, dict[str, float]]:
+def measure(name: str, contenders: Sequence[str], processes: int, counts: bool) -> dict[str, dict[str, float]]:
     """A row for each contender and count: few and many repeats take turns."""
     program = PROGRAMS[name]
-    keys = [(contender, count) for contender in ("kgen", "torch") for count in (program.few, program.many)]
+    keys = [(contender, count) for contender in contenders for count in (program.few, program.many)]
     found: dict[Any, list[dict[str, float]]] = {key: [] for key in keys}
     for _ in range(processes):
         for contender, count in keys:
@@ -245,9 +245,9 @@ def show(rows: dict[str, dict[str, float]], counts: bool) -> None:
     Console(width=None if sys.stdout.isatty() else 128).print(table)
 
 
-def show_ratios(name: str, rows: dict[str, dict[str, float]]) -> None:
+def show_ratios(name: str, contenders: Sequence[str], rows: dict[str, dict[str, float]]) -> None:
     program = PROGRAMS[name]
-    for contender in ("kgen", "torch"):
+    for contender in contenders:
         few, many = (rows[f"{name}, {count}, {contender}"] for count in (program.few, program.many))
         ratios = ", ".join(f"{column} {many[column] / few[column]:.2f}" for column in ("backend", "whole"))
         print(f"{name}: {program.many} over {program.few} by {contender}: {ratios} (asked {program.asked})")
@@ -257,6 +257,7 @@ def main(arguments: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("programs", nargs="*", default=[], help=", ".join(PROGRAMS))
     parser.add_argument("--processes", type=int, default=3, help="so many of each, whose median counts")
+    parser.add_argument("--contenders", choices=["kgen", "torch"], nargs="+", default=["kgen", "torch"])
     parser.add_argument("--count", action="store_true", help="calls of functions instead of seconds; a process is enough")
     parser.add_argument("--json", type=Path)
     parser.add_argument("--child", help=argparse.SUPPRESS)
@@ -270,9 +271,9 @@ def main(arguments: list[str] | None = None) -> int:
         parser.error(f"no program {sorted(unknown)}: {', '.join(PROGRAMS)}")
     rows: dict[str, dict[str, float]] = {}
     for name in options.programs or PROGRAMS:
-        made = measure(name, 1 if options.count else options.processes, options.count)
+        made = measure(name, options.contenders, 1 if options.count else options.processes, options.count)
         show(made, options.count)
-        show_ratios(name, made)
+        show_ratios(name, options.contenders, made)
         rows |= made
     if options.json:
         write(options.json, "growth", [Entry(name, {}, {}, dict(row)) for name, row in rows.items()])

@@ -25,7 +25,7 @@ from kgen.capture.eager_graph import EagerGraph
 from kgen.capture.freeze import freeze, frozen_inputs
 from kgen.capture.operators import check_names, makes_quantised
 from kgen.capture.shared_storages import SameStorages, may_write, shared_views
-from kgen.capture.torch_adapter import GraphInfo, copied_graph
+from kgen.capture.torch_adapter import GraphInfo, Snapshot, copied_graph
 from kgen.config import Config
 from kgen.failures import Attempt
 from kgen.templates import registry
@@ -344,7 +344,7 @@ class Passes:
 
     def attempt(self, one: Callable[[GraphModule, Config], Out], gm: GraphModule, otherwise: Out) -> Out:
         """What a pass gives; `otherwise`, and the graph as it was, where it raises."""
-        before = copied_graph(gm)
+        before = Snapshot(gm)
         try:
             return one(gm, self.config)
         except Exception as cause:
@@ -352,7 +352,7 @@ class Passes:
                 raise
             from kgen.recovery import failed_pass  # noqa: PLC0415  only where something has failed
 
-            gm.graph = before
+            gm.graph = before.restored()
             self.failures += (failed_pass(one.__name__, cause, gm),)
             return otherwise
 

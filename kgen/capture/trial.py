@@ -6,11 +6,10 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
-from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from kgen.capture.batching import RESHAPES_IN_PLACE
-from kgen.capture.regions import Refused
+from kgen.capture.regions import Refused, tensors_of
 
 __all__ = ["Trial", "storage_of"]
 
@@ -42,7 +41,7 @@ class Trial(TorchDispatchMode):
 
     def _is_own_view(self, func: Any, named: Mapping[str, Any]) -> bool:
         """Whether dimensions are moved, of a tensor that the body has made: elements stay where they are."""
-        own = self.given.isdisjoint(map(storage_of, _tensors(list(named.values()))))
+        own = self.given.isdisjoint(map(storage_of, tensors_of(list(named.values()))))
         return own and func in (aten.squeeze_.dim, aten.squeeze_.default, aten.unsqueeze_.default, aten.t_.default)
 
     def _check_writes(self, func: Any, named: Mapping[str, Any]) -> None:
@@ -53,7 +52,7 @@ class Trial(TorchDispatchMode):
         for argument in func._schema.arguments:
             writes = argument.alias_info is not None and argument.alias_info.is_write
             self.writes |= writes
-            storages = {storage_of(one) for one in _tensors(named.get(argument.name))} if writes else set[int]()
+            storages = {storage_of(one) for one in tensors_of(named.get(argument.name))} if writes else set[int]()
             self.written |= storages
             if not storages.isdisjoint(self.given):
                 raise Refused(f"{func} writes into what the block is given")
@@ -65,7 +64,3 @@ def _arguments(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> dic
     declared = func._schema.arguments
     given = {argument.name: argument.default_value for argument in declared if argument.has_default_value()}
     return {**given, **{argument.name: one for argument, one in zip(declared, args, strict=False)}, **kwargs}
-
-
-def _tensors(value: Any) -> list[torch.Tensor]:
-    return [one for one in pytree.tree_leaves(value) if isinstance(one, torch.Tensor)]
