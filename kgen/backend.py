@@ -14,6 +14,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 import torch
+from torch._higher_order_ops.invoke_subgraph import invoke_subgraph
 from torch.fx import GraphModule
 
 from kgen import config as configuration
@@ -34,6 +35,7 @@ from kgen.verdict import DEMANDS, REFUSED
 
 if TYPE_CHECKING:
     from kgen.build.unit import UnitPlan
+    from kgen.capture.segments import Segment
     from kgen.failures import Failure
     from kgen.ir import nodes as ir
     from kgen.ir.plan import Schedule
@@ -291,13 +293,24 @@ def kgen_backend(
         numbers = torch_adapter.numbers_known(gm)
         nothing: tuple[Verdict, ...] = ()
         verdicts = passes.attempt(rewrite, gm, nothing)
-        made = torch_adapter.capture(
-            gm,
-            example_inputs,
-            compile_graph=partial(passes.compile_graph, verdicts),
-            joint_pass=passes.before_partitioning,
-            cache_key=(*_cache_key(config), shared, numbers) if _is_cached(config, verdicts) else None,
-        )
+        segments, said = _segments(gm, config), [verdicts, nothing]
+
+        def captured(gm: GraphModule, inputs: Sequence[Any]) -> Callable[..., Any]:
+            rewrites = said.pop(0) if len(said) > 1 else nothing  # the first segment says what was rewritten
+            return torch_adapter.capture(
+                gm,
+                inputs,
+                compile_graph=partial(passes.compile_graph, rewrites),
+                joint_pass=passes.before_partitioning,
+                cache_key=(*_cache_key(config), shared, numbers) if _is_cached(config, verdicts, bool(segments)) else None,
+            )
+
+        if segments:
+            from kgen.capture.segments import Segmented  # noqa: PLC0415  only where bodies are called
+
+            made: Callable[..., Any] = Segmented(gm, segments, captured)
+        else:
+            made = captured(gm, example_inputs)
         if shared and may_write():
             made = SameStorages(made, given, shared)
     return made if watching is None else watching(given, config, made)
@@ -325,14 +338,24 @@ def _check_operators(config: Config) -> None:
         check_names(demand.door, (name.operator for name in (demand.first, demand.second) if name.operator))
 
 
-def _is_cached(config: Config, verdicts: Sequence[Verdict]) -> bool:
+def _segments(gm: GraphModule, config: Config) -> list[Segment]:
+    """Graphs that bodies and what is between them are of their own; none where a graph is captured as a whole."""
+    if config.cudagraphs or config.freezing or not any(node.target is invoke_subgraph for node in gm.graph.nodes):
+        return []
+    from kgen.capture.segments import segments_of  # noqa: PLC0415  only where bodies are called
+
+    return segments_of(gm)
+
+
+def _is_cached(config: Config, verdicts: Sequence[Verdict], segmented: bool) -> bool:
     """Whether AOTAutograd may keep the graph. What calls a body is not kept, and need not be looked for. A demand is about what
     is compiled now: a graph that was kept has not heard of it."""
     if not config.cache or config.debug or only.current() is not None or DEMANDS.get():
         return False
     from kgen.verdict import Outcome  # noqa: PLC0415  a rewrite has loaded it, if there was one
 
-    return not any(one.outcome in (Outcome.SHARED, Outcome.ROLLED) for one in verdicts)
+    uncached = (Outcome.ROLLED,) if segmented else (Outcome.SHARED, Outcome.ROLLED)
+    return not any(one.outcome in uncached for one in verdicts)
 
 
 @dataclass

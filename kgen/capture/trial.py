@@ -6,12 +6,14 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
+from torch.fx import GraphModule, Interpreter
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from kgen.capture.batching import RESHAPES_IN_PLACE
 from kgen.capture.regions import Refused, tensors_of
+from kgen.capture.torch_adapter import own_fake_mode
 
-__all__ = ["Trial", "storage_of"]
+__all__ = ["Trial", "storage_of", "tried"]
 
 aten = torch.ops.aten
 
@@ -19,6 +21,19 @@ aten = torch.ops.aten
 def storage_of(value: torch.Tensor) -> int:
     """Equal for tensors that share memory."""
     return value.untyped_storage()._cdata
+
+
+def tried(body: GraphModule, given: Sequence[torch.Tensor], layouts: bool) -> tuple[Sequence[Any], Trial]:
+    """What a body gives for tensors without data, and the trial. Raises Refused where it is more than a function of them."""
+    trial = Trial({storage_of(one) for one in given}, layouts)
+    try:
+        with own_fake_mode(given), torch.no_grad(), trial:
+            results: Sequence[Any] = Interpreter(body).run(*given)
+    except Refused:
+        raise
+    except Exception as cause:
+        raise Refused(f"{type(cause).__name__}: {cause}") from cause
+    return results, trial
 
 
 class Trial(TorchDispatchMode):
