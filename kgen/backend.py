@@ -14,7 +14,6 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 import torch
-from torch._higher_order_ops.invoke_subgraph import invoke_subgraph
 from torch.fx import GraphModule
 
 from kgen import config as configuration
@@ -131,7 +130,7 @@ def _shared(gm: GraphModule, config: Config) -> list[Verdict]:
 
 def compile_bodies(gm: GraphModule, info: GraphInfo, config: Config) -> GraphModule:
     """The graph with the bodies of its higher-order operators compiled, each through all stages."""
-    if not any(isinstance(node.target, torch._ops.HigherOrderOperator) for node in gm.graph.nodes):
+    if not _calls_bodies(gm):
         return gm
     from kgen.capture import control_flow  # noqa: PLC0415  most graphs have none
     from kgen.host import loops  # noqa: PLC0415
@@ -339,12 +338,17 @@ def _check_operators(config: Config) -> None:
 
 
 def _segments(gm: GraphModule, config: Config) -> list[Segment]:
-    """Graphs that bodies and what is between them are of their own; none where a graph is captured as a whole."""
-    if config.cudagraphs or config.freezing or not any(node.target is invoke_subgraph for node in gm.graph.nodes):
+    """The graphs that bodies and what is between them are of their own; none where a graph is captured as a whole: as those are
+    that are recorded or frozen, and those for GPUs, where what such calls cost was not measured."""
+    if config.cudagraphs or config.freezing or not _calls_bodies(gm) or torch_adapter.uses_cuda(gm):
         return []
     from kgen.capture.segments import segments_of  # noqa: PLC0415  only where bodies are called
 
     return segments_of(gm)
+
+
+def _calls_bodies(gm: GraphModule) -> bool:
+    return any(isinstance(node.target, torch._ops.HigherOrderOperator) for node in gm.graph.nodes)
 
 
 def _is_cached(config: Config, verdicts: Sequence[Verdict], segmented: bool) -> bool:
