@@ -70,7 +70,7 @@ def _rows(count: int, compiler: Callable[..., Any]) -> Call:
 
 def _converted_rows(count: int, compiler: Callable[..., Any]) -> Call:
     """From the function's source: Dynamo unrolls up to 64 iterations."""
-    import kgen  # noqa: PLC0415
+    import kgen
 
     b = torch.zeros(count, 64)
     return lambda: torch.compile(kgen.control_flow(_write_rows), backend=compiler)(b, count)
@@ -93,7 +93,7 @@ def _steps(trains: bool) -> Callable[[int, Callable[..., Any]], Call]:
 
 def _blocks(nested: bool) -> Callable[[int, Callable[..., Any]], Call]:
     def make(count: int, compiler: Callable[..., Any]) -> Call:
-        from examples.gpt import GPT, TINY, Block, random_batch  # noqa: PLC0415
+        from examples.gpt import GPT, TINY, Block, random_batch
 
         shape = replace(TINY, blocks=count, width=128, sequence=64)
         model, batch = GPT(shape), random_batch(shape, "cpu")
@@ -174,10 +174,10 @@ def _calls(profile: cProfile.Profile) -> float:
 
 def _compiler(contender: str, meter: Meter, options: dict[str, Any], stack: ExitStack) -> Callable[..., Any]:
     """The backend, measured, and what it makes, measured as `run`."""
-    from kgen import backend  # noqa: PLC0415
+    from kgen import backend
 
     if contender == "torch":
-        from torch._dynamo.backends.debugging import aot_eager  # noqa: PLC0415
+        from torch._dynamo.backends.debugging import aot_eager
 
         made_by: Callable[..., Any] = aot_eager
     else:
@@ -202,7 +202,8 @@ def _compiler(contender: str, meter: Meter, options: dict[str, Any], stack: Exit
 
 def spawn(name: str, count: int, contender: str, counts: bool) -> dict[str, float]:
     with tempfile.TemporaryDirectory(prefix="kgen-bench-") as folder:
-        command = [sys.executable, "-m", "bench.growth", name, "--child", f"{count}:{contender}", *(["--count"] if counts else [])]
+        command = [sys.executable, "-m", "bench.growth", name, "--child", f"{count}:{contender}"]
+        command += ["--count"] if counts else []
         root = Path(__file__).resolve().parent.parent
         done = subprocess.run(
             command, cwd=root, capture_output=True, text=True, check=False, env=os.environ | cache_environment(folder)

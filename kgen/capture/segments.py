@@ -1,11 +1,11 @@
-"""Dynamo's graph as segments that AOTAutograd traces one by one, so that a body which is called many times is traced once.
+"""Dynamo's graph as segments that AOTAutograd traces one by one, so that a body is traced once however often it is called.
 
-A body that `invoke_subgraph` calls n times is one node n times in AOTAutograd's graph, with all that it saves for backward: its time
-grows with n. Here each body is a graph of its own, and so is what stands between calls. The calls are made from Python, and
-autograd connects them, as it does for modules that are compiled apart. Kernels do not reach across such seams anyway.
+In one graph, each call of a body by `invoke_subgraph` is a node, with all that it saves for backward. Tracing and splitting
+take time for each. Here each body is a graph of its own, and so is what stands between calls. Python makes the calls. Autograd
+connects them, as it does for modules that are compiled apart. No kernel reaches across these seams in one graph, either.
 
 Where something writes into a tensor that it is given, draws random numbers or hands on other things than tensors, the graph
-stays whole.
+stays whole. So it does where only some results of a segment have gradients (`kgen/capture/gradient_paths.py`).
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ from typing import Any
 import torch
 from torch._higher_order_ops.invoke_subgraph import invoke_subgraph
 from torch.fx import Graph, GraphModule, Node
+from torch.fx.node import map_arg
 from torch.utils import _pytree as pytree
 
 from kgen.capture.batching import changes_gradients, changes_more, too_dynamic
@@ -41,7 +42,8 @@ Compile = Callable[[GraphModule, Sequence[torch.Tensor]], Compiled]
 
 @dataclass(frozen=True, slots=True)
 class Segment:
-    """A function of what the nodes `inputs` give, which makes what `outputs` give. Those of one `key` are one function."""
+    """A function of what the nodes `inputs` give, which makes what `outputs` give. Calls of one `key` are of one function; what
+    is no call has none."""
 
     key: Hashable
     module: GraphModule
@@ -49,14 +51,19 @@ class Segment:
     outputs: tuple[Node | None, ...]  # None: nobody needs it
 
 
+# ---- taking a graph apart ----------------------------------------------------------------------------------------------
+
+
 def segments_of(gm: GraphModule) -> list[Segment]:
     """The segments of a graph in order; none where it stays whole."""
-    calls = [node for node in gm.graph.nodes if node.target is invoke_subgraph]
-    often = Counter(node.args[0].target for node in calls)
-    if not calls or max(often.values()) < LEAST_CALLS or too_dynamic(gm) or not _means_the_same(gm):
+    bodies = [node.args[0] for node in gm.graph.nodes if node.target is invoke_subgraph]
+    often = Counter(str(body.target) for body in bodies)
+    if max(often.values(), default=0) < LEAST_CALLS or too_dynamic(gm):
+        return []
+    if any(changes_gradients(node) or changes_more(node) for node in gm.graph.nodes):
         return []
     try:
-        made = list(_Segmentation(gm).segments())
+        made = list(_segments(gm, set(bodies)))
         if sum(one.key is None for one in made) > MOST_BETWEEN:
             return []
         _Proof(made).check(differentiated(gm))
@@ -65,70 +72,62 @@ def segments_of(gm: GraphModule) -> list[Segment]:
     return made
 
 
-def _means_the_same(gm: GraphModule) -> bool:
-    """Whether no node changes what others mean."""
-    return not any(changes_gradients(node) or changes_more(node) for node in gm.graph.nodes)
+def _segments(gm: GraphModule, bodies: set[Any]) -> Iterator[Segment]:
+    between = list[Node]()
+    for node in gm.graph.nodes:
+        if node.target is invoke_subgraph:
+            yield from _between(gm, between)
+            yield _call(gm, node)
+            between = []
+        elif node not in bodies and node.op not in ("placeholder", "output") and not _is_result(node):
+            between.append(node)
+    yield from _between(gm, between)
 
 
-class _Segmentation:
-    def __init__(self, gm: GraphModule) -> None:
-        self.gm = gm
-        self.bodies = {node.args[0] for node in gm.graph.nodes if node.target is invoke_subgraph}
+def _is_result(node: Node) -> bool:
+    source = node.args[0] if node.target is operator.getitem else None
+    return isinstance(source, Node) and source.target is invoke_subgraph
 
-    def segments(self) -> Iterator[Segment]:
-        between = list[Node]()
-        for node in self.gm.graph.nodes:
-            if node.target is invoke_subgraph:
-                yield from self._between(between)
-                yield self._call(node)
-                between = []
-            elif not self._is_outside(node):
-                between.append(node)
-        yield from self._between(between)
 
-    def _is_outside(self, node: Node) -> bool:
-        """Arguments, bodies, results of calls, and the graph's own."""
-        result = node.target is operator.getitem and node.args[0].target is invoke_subgraph  # type: ignore[union-attr]
-        return result or node in self.bodies or node.op in ("placeholder", "output")
+def _call(gm: GraphModule, call: Node) -> Segment:
+    body, name, *operands = call.args
+    if not isinstance(body, Node) or call.kwargs:
+        raise Refused(f"{call.name} calls in another way")
+    given = tuple(one for one in operands if isinstance(one, Node))
+    results: list[Node | None] = [None] * len(call.meta["example_value"])
+    for user in call.users:
+        number = user.args[1] if _is_result(user) else None
+        if not isinstance(number, int) or results[number] is not None:
+            raise Refused(f"{user.name} takes the results in another way")
+        results[number] = user
+    if len(given) < len(operands):
+        raise Refused(f"{call.name} has an operand that is no tensor")
+    key = name, body.target, tuple(kind_of(example(one)) for one in given)
+    return Segment(key, getattr(gm, str(body.target)), given, tuple(results))
 
-    def _call(self, call: Node) -> Segment:
-        body, name, *operands = call.args
-        if not isinstance(body, Node) or not all(isinstance(one, Node) for one in operands) or call.kwargs:
-            raise Refused(f"{call.name} has an operand that is no node")
-        count = len(call.meta["example_value"])
-        results: list[Node | None] = [None] * count
-        for user in call.users:
-            if user.target is not operator.getitem or results[user.args[1]] is not None:  # type: ignore[index]
-                raise Refused(f"{call.name} has results that are taken otherwise")
-            results[user.args[1]] = user  # type: ignore[index]
-        kinds = tuple(kind_of(example(one)) for one in operands)  # type: ignore[arg-type]
-        return Segment((name, body.target, kinds), getattr(self.gm, str(body.target)), tuple(operands), tuple(results))  # type: ignore[arg-type]
 
-    def _between(self, nodes: Sequence[Node]) -> Iterator[Segment]:
-        """What stands between two calls, as a function."""
-        if not nodes:
-            return
-        inside, graph, made, given = set(nodes), Graph(), dict[Node, Node](), list[Node]()
+def _between(gm: GraphModule, nodes: Sequence[Node]) -> Iterator[Segment]:
+    """What stands between two calls, as a function."""
+    if not nodes:
+        return
+    inside, graph = set(nodes), Graph()
+    given = tuple(dict.fromkeys(one for node in nodes for one in node.all_input_nodes if one not in inside))
+    made = {node: _placeholder(graph, node) for node in given}
+    for node in nodes:
+        made[node] = graph.node_copy(node, made.__getitem__)
+    results = tuple(node for node in nodes if not set(node.users) <= inside)
+    graph.output(tuple(made[node] for node in results))
+    yield Segment(None, GraphModule(gm, graph), given, results)
 
-        def taken(node: Node) -> Node:
-            if node not in made:
-                given.append(node)
-                with graph.inserting_after(last[0]) if last else graph.inserting_before():
-                    made[node] = new = graph.placeholder(node.name)
-                last[:] = [new]
-                new.meta = {"example_value": example(node)}
-            return made[node]
 
-        last = list[Node]()
-        for node in nodes:
-            made[node] = graph.node_copy(node, taken)
-        results = tuple(node for node in nodes if not set(node.users) <= inside)
-        graph.output(tuple(made[node] for node in results))
-        yield Segment(None, GraphModule(self.gm, graph), tuple(given), results)
+def _placeholder(graph: Graph, node: Node) -> Node:
+    made = graph.placeholder(node.name)
+    made.meta = {"example_value": example(node)}
+    return made
 
 
 class _Proof:
-    """That nothing writes into what it is given, or has more results than tensors."""
+    """That segments are functions of tensors, and that their gradients are those of the whole graph."""
 
     def __init__(self, segments: Sequence[Segment]) -> None:
         self.segments = segments
@@ -137,25 +136,30 @@ class _Proof:
     def check(self, with_gradients: set[Node]) -> None:
         """Raises Refused."""
         for one in self.segments:
-            if not are_together(filter(None, one.outputs), with_gradients) or (None in one.outputs and self._trains(one)):
-                raise Refused("a result has no gradient, unlike another one")
-            values = [example(node) for node in one.inputs]
-            if not all(isinstance(value, torch.Tensor) for value in values):
-                raise Refused("an operand is no tensor")
-            if one.key is not None and len(set(map(storage_of, values))) < len(values):
-                raise Refused("two operands share memory: they would be taken for one in all calls")
-            if not all(isinstance(example(node), torch.Tensor) for node in one.outputs if node is not None):
-                raise Refused("a result is no tensor")
+            self._check_values(one)
+            self._check_gradients(one, with_gradients)
             if one.key is None or one.key not in self.seen:
                 self.seen.add(one.key)
-                self._check_body(one, values)
+                self._check_body(one)
 
     @staticmethod
-    def _trains(one: Segment) -> bool:
-        return any(wants_gradient(node) for node in one.outputs if node is not None)
+    def _check_values(one: Segment) -> None:
+        values = [example(node) for node in (*one.inputs, *one.outputs) if node is not None]
+        if not all(isinstance(value, torch.Tensor) for value in values):
+            raise Refused("an operand or a result is no tensor")
+        if one.key is not None and len({storage_of(value) for value in values}) < len(values):
+            raise Refused("tensors of a call share memory: they may be taken for one in all calls")
 
     @staticmethod
-    def _check_body(one: Segment, values: Sequence[torch.Tensor]) -> None:
+    def _check_gradients(one: Segment, with_gradients: set[Node]) -> None:
+        needed = [node for node in one.outputs if node is not None]
+        dropped = len(needed) < len(one.outputs) and any(map(wants_gradient, needed))
+        if dropped or not are_together(needed, with_gradients):
+            raise Refused("a result has no gradient, unlike another one")
+
+    @staticmethod
+    def _check_body(one: Segment) -> None:
+        values = [example(node) for node in one.inputs]
         results, trial = tried(one.module, values, layouts=False)
         if trial.writes and len(results) > 1:
             raise Refused("what the results depend on is not known: something is written in place")
@@ -169,55 +173,72 @@ class _Proof:
 # ---- running them ------------------------------------------------------------------------------------------------------
 
 
+@dataclass(frozen=True, slots=True)
+class _Place:
+    """Where a value is among those of a run."""
+
+    at: int
+
+
+@dataclass(frozen=True, slots=True)
+class _Step:
+    """A call. What is at the places `dead` is not needed behind it."""
+
+    run: Compiled
+    inputs: tuple[int, ...]
+    outputs: tuple[int | None, ...]
+    dead: tuple[int, ...]
+
+
 class Segmented:
     """What a graph computes, from its segments. Each value is let go behind the last segment that reads it."""
 
     def __init__(self, gm: GraphModule, segments: Sequence[Segment], compiled: Compile) -> None:
-        """Compiles the segments, equal ones once."""
-        arguments = gm.graph.find_nodes(op="placeholder")
-        places = {node: place for place, node in enumerate(arguments)}
-        made = dict[Hashable, Compiled]()
-        steps = []
-        for one in segments:
-            run = made.get(one.key) if one.key is not None else None
-            if run is None:
-                run = compiled(one.module, _examples(one))
-                if one.key is not None:
-                    made[one.key] = run
-            for node in one.outputs:
-                if node is not None:
-                    places.setdefault(node, len(places))
-            steps.append((run, [places[node] for node in one.inputs], [None if n is None else places[n] for n in one.outputs]))
-        (result,) = gm.graph.find_nodes(op="output")
-        self._result = torch.fx.map_arg(result.args[0], lambda node: _Place(places[node]))
+        """Compiles the segments, calls of one function once."""
+        nodes = [
+            *gm.graph.find_nodes(op="placeholder"),
+            *(node for one in segments for node in one.outputs if node is not None),
+        ]
+        places = {node: place for place, node in enumerate(nodes)}
+        (output,) = gm.graph.find_nodes(op="output")
+        self._size = len(places)
+        self._result = map_arg(output.args[0], lambda node: _Place(places[node]))
         kept = {leaf.at for leaf in pytree.tree_leaves(self._result) if isinstance(leaf, _Place)}
-        self._size, self._steps = len(places), _with_deaths(steps, kept)
+        self._steps = _steps(segments, places, kept, compiled)
 
     def __call__(self, *args: Any) -> Any:
         values: list[Any] = [*args, *[None] * (self._size - len(args))]
-        for run, inputs, outputs, dead in self._steps:
-            for place, made in zip(outputs, run(*[values[place] for place in inputs]), strict=True):
-                if place is not None:
-                    values[place] = made
-            made = None
-            for place in dead:
-                values[place] = None
+        for step in self._steps:
+            _run(step, values)
         return pytree.tree_map(lambda leaf: values[leaf.at] if isinstance(leaf, _Place) else leaf, self._result)
 
 
-@dataclass(frozen=True, slots=True)
-class _Place:
-    at: int
+def _run(step: _Step, values: list[Any]) -> None:
+    results = step.run(*[values[place] for place in step.inputs])
+    for place, made in zip(step.outputs, results, strict=True):
+        if place is not None:
+            values[place] = made
+    for place in step.dead:
+        values[place] = None
 
 
-def _with_deaths(steps: Sequence[Any], kept: set[int]) -> list[Any]:
-    """Each step with the places of what nothing needs behind it."""
-    last = {place: k for k, (_, inputs, outputs) in enumerate(steps) for place in (*inputs, *outputs) if place is not None}
-    dead: dict[int, list[int]] = {k: [] for k in range(len(steps))}
+def _steps(segments: Sequence[Segment], places: dict[Node, int], kept: set[int], compiled: Compile) -> list[_Step]:
+    calls = [
+        (tuple(places[node] for node in one.inputs), tuple(None if node is None else places[node] for node in one.outputs))
+        for one in segments
+    ]
+    last = {place: k for k, (inputs, outputs) in enumerate(calls) for place in (*inputs, *outputs) if place is not None}
+    dead: list[list[int]] = [[] for _ in calls]
     for place, k in last.items():
         if place not in kept:
             dead[k].append(place)
-    return [(*step, dead[k]) for k, step in enumerate(steps)]
+    made, steps = dict[Hashable, Compiled](), list[_Step]()
+    for one, (inputs, outputs), gone in zip(segments, calls, dead, strict=True):
+        key = (one.module,) if one.key is None else one.key
+        if key not in made:
+            made[key] = compiled(one.module, _examples(one))
+        steps.append(_Step(made[key], inputs, outputs, tuple(gone)))
+    return steps
 
 
 def _examples(one: Segment) -> list[torch.Tensor]:

@@ -13,7 +13,6 @@ from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx import Graph, GraphModule
 
-from kgen.capture.equal_layers import share_layers
 from kgen.capture.segments import Segment, Segmented, segments_of
 from kgen.counters import counters
 
@@ -146,31 +145,6 @@ def test_a_result_that_nothing_differentiates_stays_in_one_graph() -> None:
     assert not is_segmented()
 
 
-def test_a_layer_whose_results_have_no_gradient_in_part_is_not_shared() -> None:
-    """The second result of the last layer is dropped: its weight has no gradient, where a shared body would give zeros."""
-
-    def f(x: Tensor, *weights: Tensor) -> Tensor:
-        y = x
-        for w, v in zip(weights[::2], weights[1::2], strict=True):
-            h = torch.tanh(x @ w).sin().cos().exp() + y.sum()
-            x, y = h.sin() * 0.5, torch.relu(y @ v).cos().sin()
-        return x
-
-    found = []
-
-    def backend(gm: GraphModule, inputs: Sequence[Any]) -> Any:
-        found.extend(share_layers(gm))
-        return torch._dynamo.backends.debugging.aot_eager(gm, inputs)
-
-    torch._dynamo.reset()
-    args = tensors(10)
-    args[0].requires_grad_()
-    got, want = _gradients(torch.compile(f, backend=backend)(*args), args), _gradients(f(*args), args)
-    torch.testing.assert_close(got, want, rtol=1e-9, atol=1e-9)
-    assert got[-1] is None
-    assert found
-
-
 def test_values_are_let_go_behind_their_last_use() -> None:
     graph = Graph()
     x = graph.placeholder("x")
@@ -193,7 +167,7 @@ def test_values_are_let_go_behind_their_last_use() -> None:
 
         return run
 
-    steps = [Segment(None, module, (one,), (other,)) for one, other in ((x, first), (first, second), (second, third))]
+    steps = [Segment(other.name, module, (one,), (other,)) for one, other in ((x, first), (first, second), (second, third))]
     value = torch.ones(2)
     (result,) = Segmented(module, steps, compiled)(value)
     torch.testing.assert_close(result, value.sin().sin().sin())
