@@ -14,7 +14,7 @@ import operator
 from collections import Counter
 from collections.abc import Callable, Hashable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch._higher_order_ops.invoke_subgraph import invoke_subgraph
@@ -162,7 +162,7 @@ class _Proof:
         values = [example(node) for node in one.inputs]
         results, trial = tried(one.module, values, layouts=False)
         if trial.writes and len(results) > 1:
-            raise Refused("what the results depend on is not known: something is written in place")
+            raise Refused("what the results depend on is not known: something is written in slot")
         taken = set(map(storage_of, values))
         for result in results:
             if not isinstance(result, torch.Tensor) or (one.key is not None and storage_of(result) in taken):
@@ -174,7 +174,7 @@ class _Proof:
 
 
 @dataclass(frozen=True, slots=True)
-class _Place:
+class _Slot:
     """Where a value is among those of a run."""
 
     at: int
@@ -182,7 +182,7 @@ class _Place:
 
 @dataclass(frozen=True, slots=True)
 class _Step:
-    """A call. What is at the places `dead` is not needed behind it."""
+    """A call. What is at the slots `dead` is not needed behind it."""
 
     run: Compiled
     inputs: tuple[int, ...]
@@ -199,39 +199,39 @@ class Segmented:
             *gm.graph.find_nodes(op="placeholder"),
             *(node for one in segments for node in one.outputs if node is not None),
         ]
-        places = {node: place for place, node in enumerate(nodes)}
+        slots = {node: slot for slot, node in enumerate(nodes)}
         (output,) = gm.graph.find_nodes(op="output")
-        self._size = len(places)
-        self._result = map_arg(output.args[0], lambda node: _Place(places[node]))
-        kept = {leaf.at for leaf in pytree.tree_leaves(self._result) if isinstance(leaf, _Place)}
-        self._steps = _steps(segments, places, kept, compiled)
+        self._size = len(slots)
+        self._result: Any = map_arg(output.args[0], lambda node: cast(Any, _Slot(slots[node])))
+        kept = {leaf.at for leaf in pytree.tree_leaves(self._result) if isinstance(leaf, _Slot)}
+        self._steps = _steps(segments, slots, kept, compiled)
 
     def __call__(self, *args: Any) -> Any:
         values: list[Any] = [*args, *[None] * (self._size - len(args))]
         for step in self._steps:
             _run(step, values)
-        return pytree.tree_map(lambda leaf: values[leaf.at] if isinstance(leaf, _Place) else leaf, self._result)
+        return pytree.tree_map(lambda leaf: values[leaf.at] if isinstance(leaf, _Slot) else leaf, self._result)
 
 
 def _run(step: _Step, values: list[Any]) -> None:
-    results = step.run(*[values[place] for place in step.inputs])
-    for place, made in zip(step.outputs, results, strict=True):
-        if place is not None:
-            values[place] = made
-    for place in step.dead:
-        values[place] = None
+    results = step.run(*[values[slot] for slot in step.inputs])
+    for slot, made in zip(step.outputs, results, strict=True):
+        if slot is not None:
+            values[slot] = made
+    for slot in step.dead:
+        values[slot] = None
 
 
-def _steps(segments: Sequence[Segment], places: dict[Node, int], kept: set[int], compiled: Compile) -> list[_Step]:
+def _steps(segments: Sequence[Segment], slots: dict[Node, int], kept: set[int], compiled: Compile) -> list[_Step]:
     calls = [
-        (tuple(places[node] for node in one.inputs), tuple(None if node is None else places[node] for node in one.outputs))
+        (tuple(slots[node] for node in one.inputs), tuple(None if node is None else slots[node] for node in one.outputs))
         for one in segments
     ]
-    last = {place: k for k, (inputs, outputs) in enumerate(calls) for place in (*inputs, *outputs) if place is not None}
+    last = {slot: k for k, (inputs, outputs) in enumerate(calls) for slot in (*inputs, *outputs) if slot is not None}
     dead: list[list[int]] = [[] for _ in calls]
-    for place, k in last.items():
-        if place not in kept:
-            dead[k].append(place)
+    for slot, k in last.items():
+        if slot not in kept:
+            dead[k].append(slot)
     made, steps = dict[Hashable, Compiled](), list[_Step]()
     for one, (inputs, outputs), gone in zip(segments, calls, dead, strict=True):
         key = (one.module,) if one.key is None else one.key
