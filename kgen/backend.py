@@ -25,7 +25,7 @@ from kgen.capture.eager_graph import EagerGraph
 from kgen.capture.freeze import freeze, frozen_inputs
 from kgen.capture.operators import check_names, makes_quantised
 from kgen.capture.shared_storages import SameStorages, may_write, shared_views
-from kgen.capture.torch_adapter import GraphInfo, copied_graph
+from kgen.capture.torch_adapter import GraphInfo, Snapshot, copied_graph
 from kgen.config import Config
 from kgen.failures import Attempt
 from kgen.templates import registry
@@ -34,6 +34,7 @@ from kgen.verdict import DEMANDS, REFUSED
 
 if TYPE_CHECKING:
     from kgen.build.unit import UnitPlan
+    from kgen.capture.segments import Segment
     from kgen.failures import Failure
     from kgen.ir import nodes as ir
     from kgen.ir.plan import Schedule
@@ -129,7 +130,7 @@ def _shared(gm: GraphModule, config: Config) -> list[Verdict]:
 
 def compile_bodies(gm: GraphModule, info: GraphInfo, config: Config) -> GraphModule:
     """The graph with the bodies of its higher-order operators compiled, each through all stages."""
-    if not any(isinstance(node.target, torch._ops.HigherOrderOperator) for node in gm.graph.nodes):
+    if not _calls_bodies(gm):
         return gm
     from kgen.capture import control_flow  # noqa: PLC0415  most graphs have none
     from kgen.host import loops  # noqa: PLC0415
@@ -291,13 +292,24 @@ def kgen_backend(
         numbers = torch_adapter.numbers_known(gm)
         nothing: tuple[Verdict, ...] = ()
         verdicts = passes.attempt(rewrite, gm, nothing)
-        made = torch_adapter.capture(
-            gm,
-            example_inputs,
-            compile_graph=partial(passes.compile_graph, verdicts),
-            joint_pass=passes.before_partitioning,
-            cache_key=(*_cache_key(config), shared, numbers) if _is_cached(config, verdicts) else None,
-        )
+        segments, unreported = _segments(gm, config), [verdicts, nothing]
+
+        def captured(gm: GraphModule, inputs: Sequence[Any]) -> Callable[..., Any]:
+            rewrites = unreported.pop(0) if len(unreported) > 1 else nothing  # the first segment says what was rewritten
+            return torch_adapter.capture(
+                gm,
+                inputs,
+                compile_graph=partial(passes.compile_graph, rewrites),
+                joint_pass=passes.before_partitioning,
+                cache_key=(*_cache_key(config), shared, numbers) if _is_cached(config, verdicts, bool(segments)) else None,
+            )
+
+        if segments:
+            from kgen.capture.segments import Segmented  # noqa: PLC0415  only where bodies are called
+
+            made: Callable[..., Any] = Segmented(gm, segments, captured)
+        else:
+            made = captured(gm, example_inputs)
         if shared and may_write():
             made = SameStorages(made, given, shared)
     return made if watching is None else watching(given, config, made)
@@ -325,14 +337,29 @@ def _check_operators(config: Config) -> None:
         check_names(demand.door, (name.operator for name in (demand.first, demand.second) if name.operator))
 
 
-def _is_cached(config: Config, verdicts: Sequence[Verdict]) -> bool:
+def _segments(gm: GraphModule, config: Config) -> list[Segment]:
+    """The graphs that bodies and what is between them are of their own; none where a graph is captured as a whole: as those are
+    that are recorded or frozen, and those for GPUs, where what such calls cost was not measured."""
+    if config.cudagraphs or config.freezing or not _calls_bodies(gm) or torch_adapter.uses_cuda(gm):
+        return []
+    from kgen.capture.segments import segments_of  # noqa: PLC0415  only where bodies are called
+
+    return segments_of(gm)
+
+
+def _calls_bodies(gm: GraphModule) -> bool:
+    return any(isinstance(node.target, torch._ops.HigherOrderOperator) for node in gm.graph.nodes)
+
+
+def _is_cached(config: Config, verdicts: Sequence[Verdict], segmented: bool) -> bool:
     """Whether AOTAutograd may keep the graph. What calls a body is not kept, and need not be looked for. A demand is about what
     is compiled now: a graph that was kept has not heard of it."""
     if not config.cache or config.debug or only.current() is not None or DEMANDS.get():
         return False
     from kgen.verdict import Outcome  # noqa: PLC0415  a rewrite has loaded it, if there was one
 
-    return not any(one.outcome in (Outcome.SHARED, Outcome.ROLLED) for one in verdicts)
+    uncached = (Outcome.ROLLED,) if segmented else (Outcome.SHARED, Outcome.ROLLED)
+    return not any(one.outcome in uncached for one in verdicts)
 
 
 @dataclass
@@ -344,7 +371,7 @@ class Passes:
 
     def attempt(self, one: Callable[[GraphModule, Config], Out], gm: GraphModule, otherwise: Out) -> Out:
         """What a pass gives; `otherwise`, and the graph as it was, where it raises."""
-        before = copied_graph(gm)
+        before = Snapshot(gm)
         try:
             return one(gm, self.config)
         except Exception as cause:
@@ -352,7 +379,7 @@ class Passes:
                 raise
             from kgen.recovery import failed_pass  # noqa: PLC0415  only where something has failed
 
-            gm.graph = before
+            gm.graph = before.restored()
             self.failures += (failed_pass(one.__name__, cause, gm),)
             return otherwise
 

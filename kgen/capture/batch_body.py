@@ -13,7 +13,7 @@ from torch.utils import _pytree as pytree
 
 from kgen.capture.accesses import conflicts, whole
 from kgen.capture.batch_views import Writer, batch_view
-from kgen.capture.regions import Refused, Region, Regions, example, index_of
+from kgen.capture.regions import Refused, Region, Regions, example, index_of, tensors_of
 from kgen.capture.repeats import Column, Inside, Lifted, Repeat, Step, mapped
 from kgen.capture.torch_adapter import batching_rules_only, is_too_large
 
@@ -70,10 +70,6 @@ def _is_write(step: Step) -> bool:
     return step.nodes[0].target is operator.setitem
 
 
-def _tensors(value: Any) -> list[torch.Tensor]:
-    return [one for one in pytree.tree_leaves(value) if isinstance(one, torch.Tensor)]
-
-
 def _storage(value: torch.Tensor) -> int:
     return value.untyped_storage()._cdata
 
@@ -87,9 +83,14 @@ def _check_steps(repeat: Repeat) -> None:
         if isinstance(first.target, torch._ops.HigherOrderOperator):
             raise Refused(f"{first.name} is a higher-order operator")
         if not _is_write(step):
-            kinds = [[_kind(one) for one in pytree.tree_leaves(example(node))] for node in step.nodes]
+            kinds = [_kinds(example(node)) for node in step.nodes]
             if not kinds[0] or None in kinds[0] or any(kind != kinds[0] for kind in kinds):
                 raise Refused(f"{first.name} gives no tensors, or others in other iterations")
+
+
+def _kinds(value: Any) -> list[tuple[Any, ...] | None]:
+    leaves = [value] if isinstance(value, torch.Tensor) else pytree.tree_leaves(value)
+    return [_kind(one) for one in leaves]
 
 
 def _kind(value: Any) -> tuple[Any, ...] | None:
@@ -101,10 +102,10 @@ def _kind(value: Any) -> tuple[Any, ...] | None:
 def _check_sizes(repeat: Repeat, regions: Regions) -> None:
     """A loop may be there in order to keep what it computes small."""
     outside = max(
-        (one.numel() * one.element_size() for region in regions.touched for one in _tensors(example(region.base))), default=0
+        (one.numel() * one.element_size() for region in regions.touched for one in tensors_of(example(region.base))), default=0
     )
     for step in repeat.steps:
-        made = 0 if _is_write(step) else max(one.numel() * one.element_size() for one in _tensors(example(step.nodes[0])))
+        made = 0 if _is_write(step) else max(one.numel() * one.element_size() for one in tensors_of(example(step.nodes[0])))
         if is_too_large(made * repeat.count, outside):
             raise Refused(f"{step.nodes[0].name} of all iterations would take {made * repeat.count:,} bytes")
 
@@ -120,7 +121,7 @@ def numbers(writer: Writer, column: Column, step: Step) -> Node:
     """Numbers of a step's arithmetic as a tensor with iterations as its dimension. Raises Refused."""
     first = step.nodes[0]
     known = [example(first)] if not _is_write(step) else [example(step.args[0])] if isinstance(step.args[0], Node) else []
-    known += [one for node in first.all_input_nodes for one in _tensors(example(node))]
+    known += [one for node in first.all_input_nodes for one in tensors_of(example(node))]
     if first.target not in (*ARITHMETIC, operator.setitem, _MAKES_TENSOR) or not known:
         raise Refused(f"{first.name} has numbers that differ, and is no arithmetic")
     if not all(_rounds_equally(column, one.dtype) for one in known if one.dtype != torch.bool):
@@ -162,7 +163,7 @@ class _Body:
     def differentiable(self) -> bool:
         """Whether something may want the gradient of what the loop makes."""
         return self.writer.has_gradients and any(
-            one.requires_grad for node in self.inputs.values() for one in _tensors(example(node))
+            one.requires_grad for node in self.inputs.values() for one in tensors_of(example(node))
         )
 
     def region_of(self, number: int) -> Region | None:
@@ -255,7 +256,7 @@ class _Body:
 
     def _compare(self, step: Step, value: Any) -> None:
         """One iteration of the batch has the sizes and types that Dynamo saw."""
-        wanted, got = _tensors(example(step.nodes[0])), _tensors(value)
+        wanted, got = tensors_of(example(step.nodes[0])), tensors_of(value)
         if [(one.shape, one.dtype, one.device) for one in wanted] != [(one.shape, one.dtype, one.device) for one in got]:
             raise Refused(f"{step.nodes[0].name} has another type or other sizes in a batch")
         self.seen += [(_storage(one), _storage(_whole_batch(other))) for one, other in zip(wanted, got, strict=True)]
@@ -318,7 +319,7 @@ class _Written:
         """What is written outside of the loop by way of a traced node."""
         storage = _storage(node.meta["val"])
         while node.op != "placeholder":
-            sources = [one for one in node.all_input_nodes if storage in map(_storage, _tensors(one.meta.get("val")))]
+            sources = [one for one in node.all_input_nodes if storage in map(_storage, tensors_of(one.meta.get("val")))]
             if len(sources) != 1:
                 return [region for region in regions.touched if _storage(example(region.base)) == storage]
             node = sources[0]

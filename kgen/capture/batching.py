@@ -12,6 +12,7 @@ tensor. Whatever is not understood leaves the graph as it is.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 from torch.amp.autocast_mode import _enter_autocast
@@ -128,6 +129,12 @@ def changes_gradients(node: Node) -> bool:
 
 def _is_static(node: Node) -> bool:
     value = node.meta.get("example_value")
-    values = [value] if isinstance(value, torch.Tensor) else pytree.tree_leaves(value)
-    sizes = [size for value in values if isinstance(value, torch.Tensor) for size in value.shape]
-    return not any(isinstance(one, torch.SymInt | torch.SymFloat | torch.SymBool) for one in [*values, *sizes])
+    if isinstance(value, torch.Tensor):
+        return not value._has_symbolic_sizes_strides
+    return value is None or not any(map(_is_symbolic, pytree.tree_leaves(value)))
+
+
+def _is_symbolic(value: Any) -> bool:
+    if isinstance(value, torch.Tensor):
+        return bool(value._has_symbolic_sizes_strides)
+    return isinstance(value, torch.SymInt | torch.SymFloat | torch.SymBool)

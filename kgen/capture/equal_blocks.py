@@ -15,9 +15,8 @@ from typing import Any
 import torch
 from torch.fx import Graph, GraphModule, Node
 from torch.fx.node import map_arg
-from torch.utils import _pytree as pytree
 
-from kgen.capture.regions import example
+from kgen.capture.regions import example, tensors_of
 from kgen.capture.repeats import LEAST, periods, runs, shape_of
 
 __all__ = ["Blocks", "bytes_of", "candidates", "kind_of"]
@@ -96,7 +95,7 @@ def kind_of(value: Any) -> Hashable:
 
 def bytes_of(value: Any) -> int:
     """Of all tensors in a tree."""
-    return sum(one.numel() * one.element_size() for one in pytree.tree_leaves(value) if isinstance(one, torch.Tensor))
+    return sum(one.numel() * one.element_size() for one in tensors_of(value))
 
 
 def candidates(graph: Graph, least_calls: int, constants: bool = True) -> Iterator[Blocks]:

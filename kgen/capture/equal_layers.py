@@ -15,14 +15,16 @@ from typing import Any
 
 import torch
 from torch._higher_order_ops.invoke_subgraph import invoke_subgraph
-from torch.fx import GraphModule, Interpreter, Node
+from torch.fx import GraphModule, Node
 from torch.utils import _pytree as pytree
 
 from kgen.capture.batching import changes_gradients, changes_more, too_dynamic
 from kgen.capture.equal_blocks import Blocks, bytes_of, candidates, kind_of
+from kgen.capture.gradient_paths import are_together, differentiated
 from kgen.capture.regions import Refused, example
-from kgen.capture.torch_adapter import WRITES_NOTHING, own_fake_mode
-from kgen.capture.trial import Trial, storage_of
+from kgen.capture.repeats import LEAST
+from kgen.capture.torch_adapter import WRITES_NOTHING
+from kgen.capture.trial import storage_of, tried
 from kgen.verdict import Outcome, Reason, Verdict
 
 __all__ = ["share_layers"]
@@ -78,6 +80,7 @@ def _constants(node: Node) -> str:
 
 def _share(gm: GraphModule, blocks: Blocks, layouts: bool) -> Verdict:
     """Raises Refused, and leaves the graph as it was."""
+    blocks = _with_gradients(blocks, differentiated(gm))
     names, body = _names(blocks), blocks.body()
     _Proof(blocks, body, layouts).check()
     carried = sum(bytes_of(example(blocks.calls[0][position])) for position in blocks.results)
@@ -87,6 +90,15 @@ def _share(gm: GraphModule, blocks: Blocks, layouts: bool) -> Verdict:
         f"so {carried:,} bytes of each call's results go through memory"
     )
     return Verdict(*names, Outcome.SHARED, Reason.EQUAL_LAYERS, detail=detail)
+
+
+def _with_gradients(blocks: Blocks, found: set[Node]) -> Blocks:
+    """The blocks in front of the first one of which only some results have gradients. Raises Refused."""
+    apart = (k for k, block in enumerate(blocks.calls) if not are_together((block[p] for p in blocks.results), found))
+    count = next(apart, len(blocks.calls))
+    if count < LEAST:
+        raise Refused("some results of a block have no gradient")
+    return blocks if count == len(blocks.calls) else _with_gradients(Blocks(blocks.calls[:count]), found)
 
 
 # ---- the proof ---------------------------------------------------------------------------------------------------------
@@ -110,7 +122,7 @@ class _Proof:
         if not all(isinstance(one, torch.Tensor) for one in self.given):
             raise Refused("an operand is no tensor")
         self._check_operands()
-        self._check_memory(self._results())
+        self._check_memory(tried(self.body, self.given, self.layouts)[0])
 
     def _check_operands(self) -> None:
         """Operands are different tensors: a body that is traced with one tensor for two of them would read only one."""
@@ -118,17 +130,6 @@ class _Proof:
             values = [example(one) for one in given]
             if len(set(map(storage_of, values))) < len(values):
                 raise Refused(f"{given[0].name} and another operand share memory in one of the blocks")
-
-    def _results(self) -> Sequence[torch.Tensor]:
-        trial = Trial({storage_of(one) for one in self.given}, self.layouts)
-        try:
-            with own_fake_mode(self.given), torch.no_grad(), trial:
-                results: Sequence[torch.Tensor] = Interpreter(self.body).run(*self.given)
-        except Refused:
-            raise
-        except Exception as cause:
-            raise Refused(f"{type(cause).__name__}: {cause}") from cause
-        return results
 
     def _check_memory(self, results: Sequence[Any]) -> None:
         """Each result has memory of its own: who writes into one of them writes into no other tensor."""

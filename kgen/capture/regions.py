@@ -15,7 +15,7 @@ from torch.utils import _pytree as pytree
 from kgen.capture.accesses import Access, whole
 from kgen.capture.repeats import Column, Inside, Lifted, Repeat, Step, mapped
 
-__all__ = ["Region", "Regions", "Refused", "example", "index_of", "is_view_step", "runs_backwards"]
+__all__ = ["Region", "Regions", "Refused", "example", "index_of", "is_view_step", "runs_backwards", "tensors_of"]
 
 
 class Refused(Exception):
@@ -35,10 +35,17 @@ def example(node: Node) -> Any:
     value = node.meta.get("example_value")
     if type(value) is FakeTensor:
         return value
-    tensors = [one for one in pytree.tree_leaves(value) if isinstance(one, torch.Tensor)]
+    tensors = tensors_of(value)
     if value is None or not all(isinstance(one, FakeTensor) for one in tensors):
         raise Refused(f"{node.name} is no ordinary tensor")
     return value
+
+
+def tensors_of(value: Any) -> list[torch.Tensor]:
+    """All tensors in a tree. Most example values are one tensor: a tree takes ten times as long."""
+    if isinstance(value, torch.Tensor):
+        return [value]
+    return [] if value is None else [one for one in pytree.tree_leaves(value) if isinstance(one, torch.Tensor)]
 
 
 def index_of(step: Step) -> tuple[Any, tuple[Any, ...]] | None:
@@ -129,5 +136,4 @@ class Regions:
         if isinstance(leaf, Lifted):
             self.touched.append(self.lifted(leaf))
         elif isinstance(leaf, Node):
-            tensors = [one for one in pytree.tree_leaves(example(leaf)) if isinstance(one, torch.Tensor)]
-            self.touched.extend(Region(leaf, whole(one.shape)) for one in tensors)
+            self.touched.extend(Region(leaf, whole(one.shape)) for one in tensors_of(example(leaf)))

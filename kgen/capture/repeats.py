@@ -132,7 +132,8 @@ def _signature(node: Node) -> Any:
     """What two nodes have in common that may be counterparts in two blocks; for others, something unique."""
     if node.op not in ("call_function", "call_method"):
         return id(node)
-    return node.op, node.target, shape_of((node.args, node.kwargs), _leaf_shape)
+    kwargs = node.kwargs
+    return node.op, node.target, shape_of(node.args, _leaf_shape), shape_of(kwargs, _leaf_shape) if kwargs else None
 
 
 def shape_of(tree: Any, leaf: Callable[[Any], Hashable]) -> Hashable:
@@ -143,7 +144,8 @@ def shape_of(tree: Any, leaf: Callable[[Any], Hashable]) -> Hashable:
         return "slice", shape_of((tree.start, tree.stop, tree.step), leaf)
     if isinstance(tree, dict):
         return "dict", *[(name, shape_of(one, leaf)) for name, one in tree.items()]
-    return type(tree).__name__, *[shape_of(one, leaf) for one in tree]
+    # most are arguments, which are no trees themselves
+    return type(tree).__name__, *[shape_of(one, leaf) if isinstance(one, _TREES) else leaf(one) for one in tree]
 
 
 _TREES = (tuple, list, slice, dict)
@@ -230,10 +232,11 @@ def _carried_in_run(blocks: _Blocks, begin: int, end: int) -> Iterator[Repeat]:
 
 def periods(ids: Sequence[int]) -> list[int]:
     """Distances between equal ids that are frequent enough for blocks so long, the shortest first."""
-    seen, found = dict[int, list[int]](), Counter[int]()
+    seen, found = dict[int, list[int]](), dict[int, int]()
     for position, one in enumerate(ids):
         before = seen.setdefault(one, [])
-        found.update(position - earlier for earlier in before[-LOOK_BACK:])
+        for earlier in before[-LOOK_BACK:]:
+            found[position - earlier] = found.get(position - earlier, 0) + 1
         before.append(position)
     often = [(count, period) for period, count in found.items() if count >= (LEAST - 1)]
     return sorted(period for _, period in sorted(often, reverse=True)[:PERIODS])
@@ -255,7 +258,10 @@ def _in_run(blocks: _Blocks, begin: int, end: int, refused: Refusals) -> Iterato
     while end - begin >= LEAST * blocks.period:
         limit = (end - begin) // blocks.period
         least = blocks.nodes[begin : begin + LEAST * blocks.period]
-        known = refused.covers(least[0], least[-1], blocks.period) or not refused.erased.isdisjoint(least)
+        if not refused.erased.isdisjoint(least):
+            begin += max(k for k, node in enumerate(least, 1) if node in refused.erased)
+            continue
+        known = refused.covers(least[0], least[-1], blocks.period)
         made = None if known else blocks.steps(begin, LEAST) and blocks.steps(begin, limit)
         if made:
             yield made

@@ -53,7 +53,7 @@ if TYPE_CHECKING:
     from kgen.verdict import Verdict
 
 __all__ = [
-    "GraphInfo", "capture", "copied_graph", "fake_like", "fake_result", "hint", "numbers_known", "output_strides",
+    "GraphInfo", "Snapshot", "capture", "copied_graph", "fake_like", "fake_result", "hint", "numbers_known", "output_strides",
     "output_values", "stride_order",
 ]  # fmt: skip
 
@@ -425,12 +425,25 @@ def _viewed(node: torch.fx.Node) -> torch.fx.Node:
 
 def copied_graph(gm: GraphModule) -> torch.fx.Graph:
     """The same nodes with the same names; meta values are shared, the dictionaries that hold them are not."""
-    copy, made = torch.fx.Graph(), dict[torch.fx.Node, torch.fx.Node]()
-    for node in gm.graph.nodes:
-        made[node] = new = copy.node_copy(node, made.__getitem__)
-        if hasattr(node, "_dynamo_source"):  # AOTAutograd asks for it
-            new._dynamo_source = node._dynamo_source
-    return copy
+    return Snapshot(gm).restored()
+
+
+class Snapshot:
+    """A graph as it was. Taking one makes no nodes: most are taken in case a pass fails, and few do."""
+
+    def __init__(self, gm: GraphModule) -> None:
+        self._nodes = [(n, n.op, n.target, n.args, n.kwargs, n.name, n.type, n.meta.copy()) for n in gm.graph.nodes]
+
+    def restored(self) -> torch.fx.Graph:
+        """New nodes in a graph of their own, whatever has become of the old ones."""
+        graph, made = torch.fx.Graph(), dict[torch.fx.Node, torch.fx.Node]()
+        for node, op, target, args, kwargs, name, kind, meta in self._nodes:
+            given = torch.fx.map_arg((args, kwargs), made.__getitem__)
+            made[node] = new = graph.create_node(op, target, *given, name, kind)
+            new.meta = meta.copy()
+            if hasattr(node, "_dynamo_source"):  # AOTAutograd asks for it
+                new._dynamo_source = node._dynamo_source
+        return graph
 
 
 # ---- writing nodes -----------------------------------------------------------------------------------------------------

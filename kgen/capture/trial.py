@@ -6,13 +6,14 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
-from torch.utils import _pytree as pytree
+from torch.fx import GraphModule, Interpreter
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from kgen.capture.batching import RESHAPES_IN_PLACE
-from kgen.capture.regions import Refused
+from kgen.capture.regions import Refused, tensors_of
+from kgen.capture.torch_adapter import own_fake_mode
 
-__all__ = ["Trial", "storage_of"]
+__all__ = ["Trial", "storage_of", "tried"]
 
 aten = torch.ops.aten
 
@@ -20,6 +21,19 @@ aten = torch.ops.aten
 def storage_of(value: torch.Tensor) -> int:
     """Equal for tensors that share memory."""
     return value.untyped_storage()._cdata
+
+
+def tried(body: GraphModule, given: Sequence[torch.Tensor], layouts: bool) -> tuple[Sequence[Any], Trial]:
+    """What a body gives for tensors without data, and the trial. Raises Refused where it is more than a function of them."""
+    trial = Trial({storage_of(one) for one in given}, layouts)
+    try:
+        with own_fake_mode(given), torch.no_grad(), trial:
+            results: Sequence[Any] = Interpreter(body).run(*given)
+    except Refused:
+        raise
+    except Exception as cause:
+        raise Refused(f"{type(cause).__name__}: {cause}") from cause
+    return results, trial
 
 
 class Trial(TorchDispatchMode):
@@ -42,7 +56,7 @@ class Trial(TorchDispatchMode):
 
     def _is_own_view(self, func: Any, named: Mapping[str, Any]) -> bool:
         """Whether dimensions are moved, of a tensor that the body has made: elements stay where they are."""
-        own = self.given.isdisjoint(map(storage_of, _tensors(list(named.values()))))
+        own = self.given.isdisjoint(map(storage_of, tensors_of(list(named.values()))))
         return own and func in (aten.squeeze_.dim, aten.squeeze_.default, aten.unsqueeze_.default, aten.t_.default)
 
     def _check_writes(self, func: Any, named: Mapping[str, Any]) -> None:
@@ -53,7 +67,7 @@ class Trial(TorchDispatchMode):
         for argument in func._schema.arguments:
             writes = argument.alias_info is not None and argument.alias_info.is_write
             self.writes |= writes
-            storages = {storage_of(one) for one in _tensors(named.get(argument.name))} if writes else set[int]()
+            storages = {storage_of(one) for one in tensors_of(named.get(argument.name))} if writes else set[int]()
             self.written |= storages
             if not storages.isdisjoint(self.given):
                 raise Refused(f"{func} writes into what the block is given")
@@ -65,7 +79,3 @@ def _arguments(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> dic
     declared = func._schema.arguments
     given = {argument.name: argument.default_value for argument in declared if argument.has_default_value()}
     return {**given, **{argument.name: one for argument, one in zip(declared, args, strict=False)}, **kwargs}
-
-
-def _tensors(value: Any) -> list[torch.Tensor]:
-    return [one for one in pytree.tree_leaves(value) if isinstance(one, torch.Tensor)]
