@@ -428,7 +428,7 @@ def _aligned(tensor: torch.Tensor) -> torch.Tensor:
 
 @dataclass(slots=True)
 class Registers:
-    """Says which register holds which size. An expression is computed once, before the code when all of its sizes are known by then.
+    """Says which register holds which size. An expression is computed once: before the code where its sizes are known by then.
     `derived` defines the size symbols that are functions of others, `late` are the registers that code defines."""
 
     derived: Mapping[Size, Expr]

@@ -8,8 +8,8 @@ from dataclasses import replace
 from kgen import errors
 from kgen.ir import index as ix
 from kgen.ir import nodes as ir
+from kgen.ir.index import Sizes
 from kgen.ir.plan import Kernel, Schedule, Step
-from kgen.ir.sizes import Sizes
 from kgen.ir.verify import defined_once
 from kgen.scheduler.analysis.dependencies import edges, needed, topological
 from kgen.scheduler.analysis.items import Group, Members, accumulators, make_item
@@ -144,7 +144,7 @@ def _group(graph: ir.Graph, node: ir.Node, position: int, place: float) -> Group
 
 def _members(graph: ir.Graph, node: ir.Node, position: float) -> tuple[tuple[ix.Var, ...], tuple[ix.Var, ...], Members]:
     """The items of one node, and the loops that they are written over. Fusion makes others of them and changes none."""
-    assert not isinstance(node, ir.Extern | ir.Attention)
+    assert not ir.is_call(node)
     items = items_of(node, position, graph) if ir.is_template_node(node) else [make_item(node, position)]
     renamed: dict[ix.Atom, ix.Expr] = {}
     outer = _renamed("x", items[0].outer, renamed)

@@ -16,9 +16,8 @@ from kgen.ir import index as ix
 from kgen.ir import nodes as ir
 from kgen.ir import ops
 from kgen.ir import values as vs
-from kgen.ir.index import Var
+from kgen.ir.index import Sizes, Var
 from kgen.ir.plan import PART, Call, Choice, ComboKernel, Kernel, Launch, Nest, Packing, Statement, Step, Tiling, members
-from kgen.ir.sizes import Sizes
 from kgen.ir.values import Value
 from kgen.scheduler.analysis.dependencies import topological
 from kgen.scheduler.analysis.items import Group, Item

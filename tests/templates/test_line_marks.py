@@ -20,8 +20,8 @@ from kgen.build import triton
 from kgen.build.triton_worker import place_in_template
 from kgen.commands.explain import watching
 from kgen.errors import KernelBuildFailed, TritonBuildFailed
+from kgen.ir.index import Sizes
 from kgen.ir.plan import Choice, Kernel
-from kgen.ir.sizes import Sizes
 from kgen.only import only
 from kgen.rendered.kernel_call import KernelCall
 from kgen.scheduler import Gpu, Options, choose_tiles

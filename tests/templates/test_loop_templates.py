@@ -14,8 +14,8 @@ from torch import Tensor
 
 from kgen import errors
 from kgen.commands.explain import watching
+from kgen.ir.index import Sizes
 from kgen.ir.plan import Choice, Kernel
-from kgen.ir.sizes import Sizes
 from kgen.rendered.kernel_call import KernelCall
 from kgen.scheduler import Gpu, Options, choose_tiles
 from kgen.templates import registry
