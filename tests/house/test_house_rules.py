@@ -157,6 +157,20 @@ def test_few_files_of_the_scheduler_ask_for_the_class_of_a_contraction() -> None
     assert len(found) <= MOST_FILES, sorted(found)
 
 
+def test_types_of_stages_are_known() -> None:
+    """What a stage takes and makes is said by its type, in the list of stages and where each one is defined."""
+    tree = ast.parse((ROOT / "kgen" / "backend.py").read_text())
+    [listed] = [node for node in tree.body if isinstance(node, ast.AnnAssign) and last_name(node.target) == "STAGES"]
+    assert isinstance(listed.value, ast.Tuple)
+    names = {last_name(one) for one in listed.value.elts}
+    both = ast.parse((ROOT / "kgen" / "pipeline.py").read_text()).body + tree.body
+    defined = [node for node in both if isinstance(node, ast.FunctionDef) and node.name in names]
+    types: list[ast.expr | None] = [listed.annotation]
+    types += [one for node in defined for one in (*(arg.annotation for arg in node.args.args), node.returns)]
+    assert len(defined) > len(names)
+    assert [ast.unparse(one) for one in types if one is not None and "Any" in ast.unparse(one)] == []
+
+
 def layer_of() -> dict[str, int]:
     """The layer of each package and top-level module of kgen, 0 on top."""
     contracts = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["importlinter"]["contracts"]
