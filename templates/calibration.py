@@ -13,12 +13,14 @@ Other windows stay with the library: 3x3 of many channels take 1.0 to 1.9 times 
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import torch
 
 from kgen.ir import index as ix
 from kgen.ir import values as vs
+from kgen.ir.index import Var
+from kgen.ir.values import Value
 from kgen.templates.problem import Input, Problem
 
 # Bytes of a load of the matrix units' operands, and the most channels of a window that were measured.
@@ -37,12 +39,17 @@ def of_matrices(problem: Problem) -> str | None:
     """Why estimates that were fitted to matmuls say nothing of a problem: they count no address arithmetic, no loads that do
     not coalesce, and no prologue that runs again for each tap of a window. Nor were tiles of full rows, which are low and
     wide, compared on sums over a vocabulary: the gradient of GPT-2's logits took 4.3 ms where 1.3 had been expected. Squares
-    as an operand of exact float32 arithmetic took twelve times the library's time (a mel spectrogram, H100)."""
+    as an operand of exact float32 arithmetic took twelve times the library's time (a mel spectrogram, H100), and also in TF32
+    where they are squares of every other number: Triton then takes the last axis for that along which memory is read."""
     if problem.whole and problem.size("k") > LONGEST_SUM:
         return f"no GPU has measured tiles of full rows on sums of more than {LONGEST_SUM:,} terms"
     computed = any(one.load is None for member in problem.members for one in member.values())
     if computed and problem.exact_float32 and problem.flops > SHORT_EXACT:
         return "no GPU has measured computed operands where float32 numbers are multiplied exactly"
+    for member in problem.members:
+        for name, one in member.items():
+            if one.load is None and _has_gaps(problem, one):
+                return f"operand {name} is computed from numbers that do not lie side by side along the last axis of its tiles"
     return _unknown_window(problem, lambda one: _is_read_once(problem, one) or _has_few_channels(problem, one))
 
 
@@ -72,6 +79,29 @@ def _unknown_window(problem: Problem, known: Callable[[Input], bool]) -> str | N
             if problem.reads_window(one) and not (len(problem.members) == 1 and known(one)):
                 return f"operand {name} is no matrix in memory: its elements are gathered within bounds, tile by tile"
     return None
+
+
+def _has_gaps(problem: Problem, one: Input) -> bool:
+    """Whether a tile of the operand is made of numbers that do not lie side by side along any axis, and whose nearest ones lie
+    along another axis than the last: neighbouring threads then read at the steps of the last one."""
+    axes = [one.loops[axis] for axis in one.axes if problem.template.block(axis)]
+    if not axes:
+        return False
+    for load in vs.loads([one.value]):
+        steps = [_steps(problem, load, own) for own in axes]
+        if None in steps:  # several neighbours are one number in memory, or somewhere that data says
+            continue
+        least = [min((step for step in found or () if step), default=0) for found in steps]
+        nearest = min((step for step in least if step), default=0)
+        if nearest > 1 and least[-1] != nearest:
+            return True
+    return False
+
+
+def _steps(problem: Problem, load: Value, loops: Sequence[Var]) -> list[int] | None:
+    """How far apart neighbours along each of some loops are, in elements; None where that is no one number."""
+    steps = [ix.stride_of(load.attr[1][0], v) for v in loops]
+    return None if None in steps else [abs(problem.sizes.of(step)) for step in steps if step is not None]
 
 
 def _is_read_once(problem: Problem, one: Input) -> bool:

@@ -148,7 +148,7 @@ class _Network:
         shared = {owner for owner, times in count.items() if times > 1}
         yield from (self.made_by[one] for one in results if one in self.made_by and not _is_whole(one.meta["val"]))
         for node in self.gm.graph.nodes:
-            if node in self.made_by and (_is_copy(node) or not self.has_choice(node) or owner_of(node) in shared):
+            if node in self.made_by and (not self.has_choice(node) or owner_of(node) in shared):
                 yield self.made_by[node]
             if _may_write(node):
                 yield from (self.made_by[one] for one in node.all_input_nodes if one in self.made_by)
@@ -160,7 +160,12 @@ class _Network:
             return node.args[0] in self.made_by
         if node.target in _IMAGES:
             return node in self.made_by and all(node.args[k] in self.made_by for k in _IMAGES[node.target])
-        return _computes_either(node) or _is_copy(node)
+        return _computes_either(node) or (_is_copy(node) and self._may_reorder(node))
+
+    def _may_reorder(self, node: Node) -> bool:
+        """Whether a copy that the program asks for in one layout could be asked for in the other one as well: who needs that of
+        the program demands it."""
+        return self.roles[node] == tuple(range(len(self.roles[node])))
 
     def channels_last(self) -> frozenset[Node]:
         """The tensors that a least cut has with channels last."""
@@ -290,7 +295,11 @@ class _Rewriting:
     def run(self) -> GraphModule:
         for node in self.network.gm.graph.nodes:
             operands = {one: self._operand(node, one) for one in node.all_input_nodes}
-            self.made[node] = self.graph.node_copy(node, operands.__getitem__)
+            made = self.made[node] = self.graph.node_copy(node, operands.__getitem__)
+            if _is_copy(node) and node in self.network.made_by and self._is_last(node) != self.network.is_last[node]:
+                made.kwargs = {**made.kwargs, "memory_format": self._format(node, self._is_last(node))}
+                made.meta["val"] = fake_result(made)
+                continue
             changed = any(operands[one].meta["val"] is not one.meta["val"] for one in operands)
             if changed and node in self.network.made_by:
                 self._settle(node)
@@ -355,11 +364,14 @@ class _Rewriting:
     def _clone(self, source: Node, of: Node, last: bool) -> Node:
         """A copy of a node of the new graph, which stands for `of`, with its dimensions in the order of images meanwhile."""
         roles = self.network.roles[of]
-        form = _FORMATS[len(roles)] if last else torch.contiguous_format
+        form = self._format(of, last)
         plain = roles == tuple(range(len(roles)))
         made = source if plain else self._call(of, aten.permute.default, source, list(roles))
         made = self._call(of, aten.clone.default, made, memory_format=form)
         return made if plain else self._call(of, aten.permute.default, made, [roles.index(k) for k in range(len(roles))])
+
+    def _format(self, of: Node, last: bool) -> torch.memory_format:
+        return _FORMATS[len(self.network.roles[of])] if last else torch.contiguous_format
 
     def _call(self, of: Node, target: Any, *args: Any, **kwargs: Any) -> Node:
         made = self.graph.call_function(target, args, kwargs)

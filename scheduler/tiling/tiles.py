@@ -31,6 +31,7 @@ from kgen.scheduler.tiling.loops import (
     unflattened,
     usual_stride,
 )
+from kgen.scheduler.tiling.registers import registers_of_a_point
 
 # A tile pays on both axes only where each is at least this long.
 MIN_TILE = 16
@@ -87,6 +88,8 @@ MIN_BLOCKS = 4
 # A longer row is walked again, out of the L2 cache, rather than held by all the registers of an SM: then other programs'
 # loads fill the pauses of its arithmetic.
 MAX_REGISTER_ROW = 16384
+# Registers of a thread that values of its points may take in a reduction, and how many they take where they would take more.
+MOST_REGISTERS, FEW_REGISTERS = 256, 112
 INT32 = 2**31 - 1
 
 
@@ -342,7 +345,33 @@ def _reduction(kernel: Kernel, touches: list[Touch], sizes: Sizes, gpu: Gpu, wid
         again = kernel.sections > 1
         r = _step(length, (4 if again else 2) * REDUCTION_POINTS)
         blocks = Blocks(x=1, r=r, warps=max(WALKING_WARPS, r // AGAIN_WARP) if again else WALKING_WARPS)
+    if not across:
+        blocks = _lightened(kernel, blocks)
+        whole = whole and blocks.r >= length
     return Tiling(kernel, kernel.outer, (), blocks, whole, wide)
+
+
+def _lightened(kernel: Kernel, blocks: Blocks) -> Blocks:
+    """With fewer points a thread where their values would not be in its registers: such as bilinear samples, which have twenty
+    at a time. Rows are walked then, unless they are read again."""
+    each = registers_of_a_point(kernel)
+    if each * _points_of_a_thread(blocks) <= MOST_REGISTERS:
+        return blocks
+    may_walk = kernel.sections == 1 and not kernel.rows
+    while each * _points_of_a_thread(blocks) > FEW_REGISTERS:
+        if blocks.x > 1:
+            blocks = replace(blocks, x=blocks.x // 2)
+        elif blocks.warps < FEW_WARPS:
+            blocks = replace(blocks, warps=2 * blocks.warps)
+        elif may_walk and blocks.r > 32 * blocks.warps:
+            blocks = replace(blocks, r=blocks.r // 2)
+        else:
+            break
+    return blocks
+
+
+def _points_of_a_thread(blocks: Blocks) -> int:
+    return max(1, blocks.x * blocks.r // (32 * blocks.warps))
 
 
 def _grouped(kernel: Kernel, merged: Var, width: int, sizes: Sizes, gpu: Gpu, wide: bool) -> Tiling:

@@ -59,6 +59,13 @@ def tiles_of(draft: Draft) -> Tiles:
     return Tiles(decisions.settled(TILE_PARTIALS, int), apart, demanded, rows, capabilities)
 
 
+# What is said of a reduction on tiles where its kernel is not taken, by what was said of the kernel.
+_UNTAKEN = {
+    Reason.NO_TEMPLATE: (Outcome.ILLEGAL, Reason.NOT_IN_TILES),
+    Reason.UNCALIBRATED: (Outcome.UNPROFITABLE, Reason.UNCALIBRATED),
+}
+
+
 class TilePartials(Transform):
     """Reduces the tiles of contractions in their kernels, and joins the parts in a kernel of their own."""
 
@@ -82,15 +89,14 @@ class TilePartials(Transform):
         return Changes(found)
 
     def objections(self, kernel: Kernel, chosen: Kernel | Verdict, attempt: Attempt) -> Mapping[Candidate, Verdict]:
-        """Where no template takes the kernel with the reductions on its tiles, these are rejected."""
-        if isinstance(chosen, Kernel) or chosen.reason is not Reason.NO_TEMPLATE:
+        """Where no template takes the kernel with the reductions on its tiles, or none that was measured, these are rejected."""
+        if isinstance(chosen, Kernel) or chosen.reason not in _UNTAKEN:
             return {}
-        out = contraction_of(kernel)
+        out, (outcome, reason) = contraction_of(kernel), _UNTAKEN[chosen.reason]
         return {
-            Candidate(self.name, s.outs[0]): Verdict(
-                out, s.outs[0], Outcome.ILLEGAL, Reason.NOT_IN_TILES, detail=chosen.detail
-            ) for s in tile_partials(kernel)
-        }  # fmt: skip
+            Candidate(self.name, s.outs[0]): Verdict(out, s.outs[0], outcome, reason, detail=chosen.detail)
+            for s in tile_partials(kernel)
+        }
 
 
 @dataclass(frozen=True, slots=True)

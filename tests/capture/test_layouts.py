@@ -277,6 +277,28 @@ def test_memory_that_is_seen_keeps_its_order() -> None:
     assert made.layouts(torch.ops.aten.convolution.default) == {False: 2}
 
 
+def norm_of_copy(x: Tensor, w: Tensor) -> Tensor:
+    """As `F.group_norm` is on a GPU, whose kernel takes contiguous images."""
+    return F.conv2d(F.silu(F.group_norm(x.contiguous(), 2)), w, padding=1) + x
+
+
+def test_a_contiguous_copy_between_images_follows_them() -> None:
+    made = laid_out(norm_of_copy, image().to(memory_format=last), torch.randn(8, 8, 3, 3).to(memory_format=last))
+    assert made.layouts(torch.ops.aten.convolution.default) == {True: 1}
+    assert made.layouts(torch.ops.aten.native_group_norm.default) == {True: 1}
+    assert made.count(Outcome.COPIED) == 0
+
+
+@pytest.mark.parametrize("seen", ["returned", "viewed"])
+def test_a_contiguous_copy_that_the_program_sees_stays(seen: str) -> None:
+    def fn(x: Tensor, w: Tensor) -> tuple[Tensor, Tensor]:
+        copy = x.contiguous()
+        y = F.conv2d(copy.sin(), w, padding=1)
+        return y, copy if seen == "returned" else copy.view(2, -1)[:, ::3]
+
+    laid_out(fn, image().to(memory_format=last), torch.randn(8, 8, 3, 3).to(memory_format=last))
+
+
 # ---- verdicts ---------------------------------------------------------------------------------------------------------------
 
 

@@ -30,7 +30,7 @@ MOST_POSITIONS = 2**31 - 2**20
 # Taps and coordinates of a column that are written out: the most of all columns, and of one.
 MOST_UNROLLED, MOST_COORDINATES = 96, 40
 # Positions along the first dimension of the windows: of fewer, strips overlap more.
-LEAST_MEASURED = 56
+LEAST_MEASURED = 14
 # Registers of a thread for each coordinate of an element, with bounds and without, and besides. Compilers take .6 to 1.5 of it.
 BOUNDED, UNBOUNDED, OTHER_REGISTERS = 2.0, 0.5, 16
 

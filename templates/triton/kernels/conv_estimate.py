@@ -55,9 +55,11 @@ FILTER, FULL, CONVERTED, BOUNDED, DEPTHWISE_LONGER, DEPTHWISE_APART, FEW_ROUNDS 
 SHARES = {64: 0.607, 128: 0.949, 256: 0.898}
 IN_TURN, LOAD_RATE, SHALLOW, FEWEST_STAGES, EPILOGUE, BESIDE = 0.911, 116e9, 1.07, 3, 1.45e-10, 0.675
 BEGINNING, MOVE_RATE, APART = 1.8e-6, 0.863, 0.44
-# Of depthwise convolutions: types, axes of windows, the fewest taps and the most, and the fewest results.
+# Of depthwise convolutions: types, axes of windows, the fewest taps and the most, and the fewest results. And the most taps and
+# the longest stride where the library has fast kernels: channels side by side, in rows of whole loads.
 HOPPER, MEASURED_TYPES, PLANE = 9, (torch.float32, torch.float16, torch.bfloat16), 2
 FEW_TAPS, MANY_TAPS, FEWEST_RESULTS = 9, 121, 1_500_000
+TAPS_BESIDE, STEP_BESIDE = 49, 2
 # What was measured: taps, half of the channels of a tile that is full, and the fewest positions.
 MEASURED_TAPS, HALF_TILE, FEWEST_ROWS = 9, 64, 1024
 
@@ -226,9 +228,10 @@ def _unmeasured_windows(problem: Problem) -> str | None:
     if image.load is None and image.bounded_load is None:
         return "no GPU has measured it on an image that is computed"
     whole = problem.size("g") * image.dtype.itemsize % WIDEST == 0
-    if are_channels_beside(problem) and whole and (taps > FEW_TAPS or set(problem.steps.values()) - {1}):
+    if are_channels_beside(problem) and whole and (taps > TAPS_BESIDE or max(problem.steps.values(), default=1) > STEP_BESIDE):
         return (
-            f"no GPU has measured it with channels side by side, in rows of whole loads, but on {FEW_TAPS} taps without strides"
+            f"no GPU has measured it with channels side by side, in rows of whole loads, but on {TAPS_BESIDE} taps at most, and "
+            f"on strides of {STEP_BESIDE} at most"
         )
     return None
 

@@ -12,6 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from kgen.cost import model
+from kgen.ir import values as vs
 from kgen.ir.plan import Schedule, members
 from kgen.only import only
 from kgen.report.record import Record, recording
@@ -82,6 +83,22 @@ def test_matrices_are_no_windows(name: str, back_end: str) -> None:
     assert not uncalibrated(plan)
     assert matmuls(plan) == 1
     assert not plan.calls
+
+
+@pytest.mark.parametrize("last_axis", [False, True])
+def test_computed_operands_with_gaps_in_memory(last_axis: bool, back_end: str) -> None:
+    """Powers of complex numbers: every other number along k, which is the last axis of the left operand's tiles alone."""
+
+    def power(z: Tensor) -> Tensor:
+        return z[..., 0].square() + z[..., 1].square()
+
+    x, z = r(64, 32), r(48, 32, 2)
+    plan = plans(
+        lambda x, z: F.relu(power(z) @ x.t() if last_axis else x @ power(z).t()), x, z, options=OPTIONS[back_end]
+    ).forward
+    (kernel,) = (step for step in plan.kernels if any(one.contracts for one in members(step)))
+    computed = any(load.attr[0] == "arg1_1" for one in members(kernel) for s in one.statements for load in vs.loads(s.roots))
+    assert computed == (last_axis or back_end == "cpp")
 
 
 @pytest.mark.parametrize("how", [{"demands": (IN_ONE_KERNEL,)}, {"stable": True}], ids=["demanded", "stable"])

@@ -1,0 +1,77 @@
+"""Reductions on a GPU of what has many values at each point: a thread holds fewer points then."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from kgen.build import triton
+from kgen.device import Gpu
+from kgen.ir.index import Sizes
+from kgen.ir.plan import Kernel, Schedule, Tiling
+from kgen.scheduler import choose_tiles
+from kgen.scheduler.tiling.registers import registers_of_a_point
+from tests.gpu_graphs import run
+from tests.rendering import gpu_call
+from tests.scheduler.selection.test_safe_choices import planned
+
+REGISTERS = 256
+
+
+def sampled(image: Tensor, at: Tensor, target: Tensor) -> Tensor:
+    return ((F.grid_sample(image, at, padding_mode="border", align_corners=True) - target) ** 2 + 1e-6).pow(0.45).mean()
+
+
+def summed(x: Tensor, y: Tensor) -> Tensor:
+    return (x * y).sum(-1)
+
+
+def reductions(plan: Schedule) -> list[Tiling]:
+    kernels = [step for step in plan.kernels if isinstance(step, Kernel) and step.inner]
+    return [choose_tiles(kernel, plan.graph, Sizes({}), Gpu()) for kernel in kernels]
+
+
+def points_of_a_thread(tiling: Tiling) -> float:
+    return tiling.blocks.x * tiling.blocks.r / (32 * tiling.blocks.warps)
+
+
+IMAGES = (torch.randn(8, 3, 255, 511), torch.rand(8, 255, 511, 2) * 2 - 1, torch.randn(8, 3, 255, 511))
+
+
+@pytest.mark.ptx
+def test_samples_of_an_image_take_few_points_at_a_time() -> None:
+    plan = planned(sampled, *IMAGES)
+    long = max(reductions(plan), key=lambda tiling: registers_of_a_point(tiling.kernel))
+    each = registers_of_a_point(long.kernel)
+    assert each > 8
+    assert each * points_of_a_thread(long) <= REGISTERS
+    assert not long.persistent
+    assert [one.stack for one in triton.compile_kernels([gpu_call(long, plan.graph).launch], 90)] == [0]
+
+
+def test_simple_sums_keep_their_rows_in_registers() -> None:
+    [tiling] = reductions(planned(summed, torch.randn(4096, 8000), torch.randn(4096, 8000)))
+    assert registers_of_a_point(tiling.kernel) <= 3
+    assert (tiling.persistent, points_of_a_thread(tiling)) == (True, 32)
+
+
+def test_values_of_a_point() -> None:
+    """Two loads and their quotient; a sum of three loads never holds more than two; what belongs to a row takes none."""
+
+    def registers(fn: object, *args: Tensor) -> int:
+        [tiling] = reductions(planned(fn, *args))
+        return registers_of_a_point(tiling.kernel)
+
+    x, row = torch.randn(64, 200), torch.randn(64, 1)
+    assert registers(lambda a, b: (a / b).sum(-1), x, x + 1) == 3
+    assert registers(lambda a, b: (a / b).sum(-1), x, row) == 2
+
+
+@pytest.mark.interpret
+def test_results() -> None:
+    torch.manual_seed(0)
+    image, target = torch.randn(2, 3, 47, 101), torch.randn(2, 3, 47, 101)
+    at = torch.rand(2, 47, 101, 2) * 2.2 - 1.1
+    run(sampled, image, at, target, gpu_interpreter=True)
