@@ -89,7 +89,7 @@ class TilePartials(Transform):
         return Changes(found)
 
     def objections(self, kernel: Kernel, chosen: Kernel | Verdict, attempt: Attempt) -> Mapping[Candidate, Verdict]:
-        """Where no template takes the kernel with the reductions on its tiles, or none that was measured, these are rejected."""
+        """Where no template takes the kernel with the reductions on its tiles, or no measured one, these are rejected."""
         if isinstance(chosen, Kernel) or chosen.reason not in _UNTAKEN:
             return {}
         out, (outcome, reason) = contraction_of(kernel), _UNTAKEN[chosen.reason]

@@ -230,8 +230,8 @@ def _unmeasured_windows(problem: Problem) -> str | None:
     whole = problem.size("g") * image.dtype.itemsize % WIDEST == 0
     if are_channels_beside(problem) and whole and (taps > TAPS_BESIDE or max(problem.steps.values(), default=1) > STEP_BESIDE):
         return (
-            f"no GPU has measured it with channels side by side, in rows of whole loads, but on {TAPS_BESIDE} taps at most, and "
-            f"on strides of {STEP_BESIDE} at most"
+            f"no GPU has measured it with channels side by side, in rows of whole loads, but on {TAPS_BESIDE} taps at most, "
+            f"and on strides of {STEP_BESIDE} at most"
         )
     return None
 
