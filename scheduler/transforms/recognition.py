@@ -303,8 +303,8 @@ def _in_place(search: _Search, end: End) -> Iterator[_Fitting]:
             missed.append((match, why))
     for match, why in missed if not known else ():  # with its factors the other way round it may fit
         search.miss(match, node, why)
-    for match, at in search.turned if not known and not missed else ():
-        search.misses.append(Miss(search.reader, node, match.reached + 1, reason=Reason.SPACE_MISMATCH, blocker=at))
+    for match in search.turned if not known else ():
+        search.miss(match, node, (Reason.SPACE_MISMATCH, node))
 
 
 def _standing(found: Sequence[_Fitting]) -> list[Recognised]:
@@ -445,7 +445,7 @@ class _Search:
     misses: list[Miss]
     steps: _Steps
     known: set[frozenset[str]] = field(default_factory=set)  # contractions with which the program was found to stand
-    turned: list[tuple[_Match, ir.Contraction]] = field(default_factory=list)  # where a factor has loops of another one
+    turned: list[_Match] = field(default_factory=list)  # in which all contractions were found, and a factor has no such axis
 
     @property
     def contractions(self) -> int:
@@ -513,7 +513,7 @@ class _Search:
             if value.op == "round_to" and value.attr is kind:  # as all operands are
                 [value] = value.args
             if not self._may_be(ref, value, match):
-                self.turned.append((match, node))
+                self.turned.extend([match] if match.reached + 1 == self.contractions else [])
                 return
             yield replace(match, operands={**match.operands, ref: (value, kind)})
             return
