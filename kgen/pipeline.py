@@ -49,8 +49,8 @@ from kgen.report.record import RECORDERS, Record, record
 from kgen.scheduler import Options, StepChoices, chosen_problem, contraction_of, next_best, pack_operands
 from kgen.scheduler import schedule as make_schedule
 from kgen.templates import registry
-from kgen.templates.loop_contract import LoopProblem, loop_problem
-from kgen.templates.render_step import Context, render_step
+from kgen.templates.loop_contract import LoopProblem
+from kgen.templates.registry import render_step
 from kgen.tuning.loop_tuner import LoopCompiler, LoopTuner
 from kgen.tuning.tuner import CandidateCompiler, Tuner
 from kgen.unusable import Unusable
@@ -165,13 +165,10 @@ def _tuner(whole: Options, config: Config) -> Tuner:
 def _tune_loops(plan: Schedule, tuner: Tuner, options: Options, config: Config) -> None:
     """Gives loop kernels the loops or tiles that were measured to be the fastest, where any were or may be."""
 
-    def decisions(graph: ir.Graph) -> StepChoices:
-        return StepChoices(graph, partial(options.device, graph), register_bytes(), options.gpu, config.loop_reordering)
-
     def problem(step: Kernel, graph: ir.Graph) -> LoopProblem:
-        own = decisions(graph)
-        loops = own.tilings(step) if step.target == "triton" else own.vector_loops(step)
-        return loop_problem(step, graph, loops, config.numerics == "eager")
+        found = _decisions(graph, config, options).loops(step)
+        assert found is not None, "a loop kernel has no contraction"
+        return found
 
     def alone(part: ir.Graph) -> Schedule:
         demands = tuple(d for d in options.demands if not d.wanted)
@@ -250,15 +247,19 @@ def _units(plan: Schedule, config: Config, options: Options, begin: Callable[[Tr
     return plan_units(plan, one, len(os.sched_getaffinity(0)))
 
 
+def _decisions(graph: ir.Graph, config: Config, options: Options) -> StepChoices:
+    """What the scheduler decides of the kernels of a graph's steps."""
+    device, exact = partial(options.device, graph), config.numerics == "eager"
+    return StepChoices(graph, device, register_bytes(), options.gpu, config.loop_reordering, exact)
+
+
 def _rendering(plan: Schedule, config: Config, options: Options) -> Callable[[Launch | Packing, str], Rendered | KernelCall]:
     """Writes the steps of a plan under a name. Raises StepFailed."""
-    device = partial(options.device, plan.graph)
-    decisions = StepChoices(plan.graph, device, register_bytes(), options.gpu, config.loop_reordering)
-    context = Context(plan.graph, decisions, config.numerics == "eager")
+    decisions = _decisions(plan.graph, config, options)
 
     def rendered(step: Launch | Packing, symbol: str) -> Rendered | KernelCall:
         try:
-            made = render_step(step, symbol, context)
+            made = render_step(step, symbol, decisions)
         except failures.NOT_OURS:
             raise
         except Exception as cause:

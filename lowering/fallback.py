@@ -13,9 +13,9 @@ from torch.utils._pytree import tree_flatten, tree_leaves, tree_unflatten
 from kgen import errors
 from kgen.capture.operators import operator_name
 from kgen.capture.tree_call import TreeCall
+from kgen.ir import functions, ops
 from kgen.ir import index as ix
 from kgen.ir import nodes as ir
-from kgen.ir import ops
 from kgen.ir import values as vs
 from kgen.ir.index import Expr
 from kgen.ir.values import Value
@@ -112,7 +112,7 @@ def symbolic(symbols: Any, value: Any) -> Any:
         return symbols.expr(value)
     bits = symbols.float_bits(value)
     literal = bits.as_int()
-    return symbolic_float(bits) if literal is None else ix.float_of(literal)
+    return symbolic_float(bits) if literal is None else functions.float_of(literal)
 
 
 def _used_results(node: Node, positions: Any) -> set[int]:

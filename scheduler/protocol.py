@@ -15,8 +15,8 @@ from typing import TypeVar
 from kgen import errors
 from kgen.cost.tuning_query import TuningResults
 from kgen.ir import nodes as ir
+from kgen.ir.index import Sizes
 from kgen.ir.plan import Kernel, Schedule, Step
-from kgen.ir.sizes import Sizes
 from kgen.scheduler.analysis.memo import memoised_for
 from kgen.scheduler.options import Options
 from kgen.verdict import Verdict

@@ -3,29 +3,22 @@
 from __future__ import annotations
 
 import importlib
-from collections.abc import Hashable, Iterable, Iterator, Sequence
+from collections.abc import Hashable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 
 from kgen import errors
 from kgen.cost.tuning_query import TuningResults
 from kgen.ir import nodes as ir
-from kgen.ir.plan import Kernel, Schedule, Step
-from kgen.scheduler.analysis.dependencies import needed
+from kgen.ir.plan import Schedule
 from kgen.scheduler.analysis.memo import memoising
 from kgen.scheduler.analysis.memory import freeze_layouts, plan_memory
 from kgen.scheduler.analysis.stride_orders import choose_orders
-from kgen.scheduler.fusion.combo_kernels import batch
-from kgen.scheduler.fusion.fuse import Fuser
-from kgen.scheduler.fusion.grouping import Constraints, fuser_of
-from kgen.scheduler.fusion.pairs import Pairs
-from kgen.scheduler.fusion.sequences import in_sequence
-from kgen.scheduler.kernels.steps import distinct_names, local_buffers, steps_of, storage_shared
+from kgen.scheduler.kernels.plan import plan_of
 from kgen.scheduler.options import Options
-from kgen.scheduler.protocol import Attempt, Candidate, Changes, Decisions, Draft, Forming, Transform
-from kgen.scheduler.selection.choose import demanded
+from kgen.scheduler.protocol import Attempt, Candidate, Changes, Decisions, Draft, Transform
 from kgen.templates import registry
-from kgen.verdict import FusionDemand, Verdict
+from kgen.verdict import Verdict
 
 __all__ = ["Options", "schedule"]
 
@@ -61,8 +54,8 @@ def _scheduled(given: ir.Graph, options: Options) -> Schedule:
         found = search.run()
     plan = found.plan
     plan.verdicts[:0] = [*(options.oracle.verdicts() if options.oracle else ()), *search.refusals]
-    plan.verdicts += [verdict for one in search.transforms for verdict in one.report(found)]
-    for one in search.transforms:
+    plan.verdicts += [verdict for one in transforms for verdict in one.report(found)]
+    for one in transforms:
         one.finish(found)
     return plan_memory(plan)
 
@@ -83,18 +76,14 @@ def _prepared(given: ir.Graph, options: Options, transforms: tuple[Transform, ..
     key = "prepared", replace(options, oracle=None, memo=None)
     graph = memo.get(key)
     if not isinstance(graph, ir.Graph):
-        graph = memo[key] = _prepared_first(given, options, transforms)
+        graph = ir.own_copy(given)
+        if len(graph.nodes) > 1:  # else nobody reads what is made here
+            choose_orders(graph)
+        freeze_layouts(graph)
+        for one in transforms:
+            one.prepare(graph, options)
+        memo[key] = graph
     return replace(ir.own_copy(graph), nodes=graph.nodes)
-
-
-def _prepared_first(given: ir.Graph, options: Options, transforms: tuple[Transform, ...]) -> ir.Graph:
-    graph = ir.own_copy(given)
-    if len(graph.nodes) > 1:  # else nobody reads what is made here
-        choose_orders(graph)
-    freeze_layouts(graph)
-    for one in transforms:
-        one.prepare(graph, options)
-    return graph
 
 
 @dataclass(slots=True)
@@ -114,7 +103,7 @@ class _Search:
     def run(self) -> Attempt:
         """The first attempt that nothing is left to change about."""
         while True:
-            attempt = _attempted(self.graph, self.options, self.transforms, self.decisions, self.tuning_results)
+            attempt = self._attempt()
             changes = self._changes(attempt) if self.transforms else None
             if not changes:
                 return attempt
@@ -122,17 +111,20 @@ class _Search:
             if self.settled is not None and self.tried <= self.decisions.rejected.keys():
                 return self.settled
 
+    def _attempt(self) -> Attempt:
+        """A plan without a memory plan. The graph stays as it is: the attempt has buffers of its own."""
+        own = replace(self.graph, buffers=dict(self.graph.buffers))
+        draft = Draft(own, own.nodes, self.options, self.decisions, dict(self.tuning_results), self.transforms)
+        for one in self.transforms:
+            one.apply(draft)
+        return Attempt(draft, plan_of(draft))
+
     def _changes(self, attempt: Attempt) -> Changes:
         """What to change: what does not hold, or is better otherwise; and when that is nothing, what is worth a trial."""
         failed = Changes(rejected={one: why for each in self.transforms for one, why in each.check(attempt).items()})
-        if failed:
-            return failed
-        for one in self.transforms:
-            changes = one.settle(attempt)
-            if changes:
-                return changes
-        if self.settled is None:
-            return self._tried(attempt)
+        found = failed or next((found for one in self.transforms if (found := one.settle(attempt))), None)
+        if found or self.settled is None:
+            return found or self._tried(attempt)
         settled = self.settled
         return Changes(rejected={one: why for each in self.transforms for one, why in each.judged(attempt, settled).items()})
 
@@ -141,10 +133,8 @@ class _Search:
         for one in self.transforms:
             found |= one.tried(attempt)
         self.settled, self.tried = attempt, frozenset(found.settings)
-        if found.settings:
-            return found
-        self.refusals += found.rejected.values()
-        return Changes()
+        self.refusals += () if found.settings else found.rejected.values()
+        return found if found.settings else Changes()
 
     def _learn(self, changes: Changes, attempt: Attempt) -> None:
         """Measurements of contractions whose kernels will be others are forgotten; those of the settled plan hold again where
@@ -154,60 +144,7 @@ class _Search:
         by_name = {one.name: one for one in self.transforms}
         gone = {out for one, why in changes.rejected.items() for out in by_name[one.transform].unmeasured(one, why)}
         gone |= {one.target for one in self.tried & changes.settings.keys()}
-        self.tuning_results = {out: tuning_result for out, tuning_result in attempt.tuning_results.items() if out not in gone}
+        self.tuning_results = {out: found for out, found in attempt.tuning_results.items() if out not in gone}
         if self.settled is not None:
             again = {one.target for one in self.tried & changes.rejected.keys()}
-            self.tuning_results |= {
-                out: tuning_result for out, tuning_result in self.settled.tuning_results.items() if out in again
-            }
-
-
-# ---- one attempt: transforms applied, nodes fused, kernels formed ---------------------------------------------------------
-
-
-def _attempted(
-    graph: ir.Graph, options: Options, transforms: tuple[Transform, ...], decisions: Decisions, tuning_results: TuningResults
-) -> Attempt:
-    """A plan without a memory plan. The graph stays as it is: the attempt has buffers of its own."""
-    own = replace(graph, buffers=dict(graph.buffers))
-    draft = Draft(own, graph.nodes, options, decisions, dict(tuning_results), transforms)
-    for one in transforms:
-        one.apply(draft)
-    if len(draft.nodes) > 1:  # a graph's only node makes its result
-        draft.nodes = needed(draft.graph, draft.nodes)
-    return Attempt(draft, _plan(draft))
-
-
-def _plan(draft: Draft) -> Schedule:
-    options, rewritten = draft.options, replace(draft.graph, nodes=draft.nodes)
-    fuser = fuser_of(rewritten, options, Constraints(draft.single, draft.full_row_buffers, draft.apart))
-    groups = fuser.run() if len(fuser.groups) > 1 or options.demands else fuser.groups
-    forming = Forming(draft, fuser.sizes, fuser.outputs | storage_shared(fuser.graph), fuser.verdicts)
-    fused = steps_of(fuser, groups, forming.kept, options)
-    pairs = Pairs(fuser, len(fuser.verdicts), [step.name for step in fused if isinstance(step, Kernel)])
-    steps = _formed(fused, forming, fuser)
-    plan = Schedule(draft.graph, steps, [*fuser.verdicts, *draft.verdicts])
-    plan.settle = pairs.settled
-    plan.local = local_buffers(steps)
-    plan.call_results = frozenset(o for group in groups if isinstance(group.call, ir.Extern) for o in ir.outs(group.call))
-    return plan
-
-
-def _formed(steps: list[Step], forming: Forming, fuser: Fuser) -> list[Step]:
-    """The steps of fused groups, with what moves between kernels, and with independent kernels gathered."""
-    options = forming.draft.options
-    for one in forming.draft.transforms if options.fusion else ():
-        steps = one.form(steps, forming)
-    _raise_unmet(fuser.unmet, steps)
-    steps = distinct_names(steps)
-    if len(steps) < 2 or not options.fusion or not options.horizontal_fusion:
-        return steps
-    steps = batch(steps, fuser.graph, options, fuser.verdicts)
-    return in_sequence(steps, fuser.graph, options.demands, fuser.verdicts)
-
-
-def _raise_unmet(unmet: Iterable[tuple[FusionDemand, errors.FusionRequired]], steps: Sequence[Step]) -> None:
-    """Raises for what the user wants in one kernel and has not got, now that all that moves into kernels has moved."""
-    for demand, missing in unmet:
-        if not any(isinstance(step, Kernel) and demanded(step, (demand,)) for step in steps):
-            raise missing
+            self.tuning_results |= {out: found for out, found in self.settled.tuning_results.items() if out in again}

@@ -16,10 +16,9 @@ from kgen.device import Device, is_rounded
 from kgen.ir import index as ix
 from kgen.ir import nodes as ir
 from kgen.ir import values as vs
-from kgen.ir.index import Atom, Expr, Size, Var
+from kgen.ir.index import Atom, Expr, Size, Sizes, Var
 from kgen.ir.plan import Kernel, Statement
 from kgen.ir.program import Contract, Elementwise, Program, Softmax
-from kgen.ir.sizes import Sizes
 from kgen.ir.values import Value
 from kgen.templates.arguments import Arguments
 from kgen.templates.base import Request

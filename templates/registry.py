@@ -1,21 +1,28 @@
-"""The registered templates: the one registry, filled by the `@kgen.template` decorator."""
+"""The registered templates, and the kernels that they write: the one registry, filled by the `@kgen.template` decorator."""
 
 from __future__ import annotations
 
 import importlib
 import importlib.metadata
 import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from functools import cache
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, Protocol, TypeVar
 
 from kgen import errors
 from kgen.ir.program import Axes, MatrixSizes, Program
+from kgen.listeners import Listeners
 
 if TYPE_CHECKING:
+    from kgen.ir.plan import Choice, Config, Launch, Packing
+    from kgen.rendered.kernel_call import KernelCall, Rendered
     from kgen.templates.base import Request
     from kgen.templates.contract import Template
-    from kgen.templates.loop_contract import LoopTemplate
+    from kgen.templates.loop_contract import LoopProblem, LoopTemplate
+    from kgen.templates.problem import Problem
+
+    Made = Rendered | KernelCall
 
 # Modules of this package that declare templates. Of two that cost the same, the earlier one is chosen.
 BUILT_IN = (
@@ -48,6 +55,9 @@ BUILT_IN_LOOPS = {
         "kgen.templates.cpp.kernels.loops", "kgen.templates.cpp.kernels.foreach", "kgen.templates.cpp.kernels.packing",
     ),
 }  # fmt: skip
+
+# Where the language of each kind of device is.
+LANGUAGES = {"cuda": ("kgen.templates.triton.language", "TRITON"), "cpu": ("kgen.templates.cpp.language", "CPP")}
 
 T = TypeVar("T")
 
@@ -131,6 +141,20 @@ def loop_templates(kind: str, device: str) -> list[LoopTemplate]:
     """The templates of loop kernels of a kind: one that replaces another comes before it."""
     _load_loops(device)
     return _loops.get((kind, device), [])[::-1]
+
+
+def loop_template(problem: LoopProblem, name: str = "") -> LoopTemplate:
+    """The template that takes a problem: the one of that name, else the last one that was registered and does not refuse.
+    Raises NoLoopTemplate."""
+    refusals: list[str] = []
+    for template in loop_templates(problem.kind, problem.device):
+        if name in ("", template.name):
+            reason = template.refuse(problem)
+            if reason is None:
+                return template
+            refusals.append(f"{template.name}: {reason}")
+    why = "; ".join(refusals) or "none is registered" + (f" as {name}" if name else "")
+    raise errors.NoLoopTemplate(kernel=problem.step.name, kind=problem.kind, why=why)
 
 
 def loop_names(device: str) -> frozenset[str]:
@@ -253,3 +277,64 @@ def _load() -> None:
 def _load_loops(device: str) -> None:
     for module in BUILT_IN_LOOPS[device]:
         importlib.import_module(module)
+
+
+# ---- kernels ----------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Language:
+    """Who writes kernels of one language under a name: of a contraction, or of several that share it (`exact`: with eager's
+    roundings), and of each kind of loops without one."""
+
+    contraction: Callable[[Sequence[Problem], Config, str, bool], Made]
+    loops: Mapping[str, Callable[[LoopProblem, LoopTemplate, Config, str], Made]]
+
+
+class Decisions(Protocol):
+    """What the scheduler has decided of the kernels of a step."""
+
+    @property
+    def exact(self) -> bool:
+        """Whether results are rounded as eager rounds them."""
+
+    def choice(self, step: Launch | Packing) -> Choice | None:
+        """The template and its configuration, where they are more than a matter of course."""
+
+    def loops(self, step: Launch | Packing) -> LoopProblem | None:
+        """The kernel of a step without a contraction, with its loops."""
+
+    def problems(self, step: Launch | Packing) -> Sequence[Problem]:
+        """The contractions of any other step, as the chosen template sees them."""
+
+
+def render_step(step: Launch | Packing, symbol: str, decisions: Decisions) -> Made:
+    """The kernel of a step under a name."""
+    loops, choice = decisions.loops(step), decisions.choice(step)
+    if loops is not None:
+        return render_loops(loops, symbol, choice)
+    assert choice is not None
+    problems = decisions.problems(step)
+    template = problems[0].template
+    return _language(template.device).contraction(problems, template.config(**dict(choice.config)), symbol, decisions.exact)
+
+
+def render_loops(problem: LoopProblem, symbol: str, choice: Choice | None = None) -> Made:
+    """The kernel of loops without a contraction: by the choice, else by the first template that takes the problem, as the
+    scheduler has decided. Raises NoLoopTemplate where none takes it."""
+    template = loop_template(problem, "" if choice is None else choice.template)
+    if LOOP_KERNELS.heard:
+        LOOP_KERNELS.note(lambda: (problem, template))
+    config = template.config(problem, {} if choice is None else dict(choice.config))
+    return _language(template.device).loops[problem.kind](problem, template, config, symbol)
+
+
+# The loops that are rendered, with the template that has each.
+LOOP_KERNELS: Listeners[tuple[LoopProblem, LoopTemplate]] = Listeners()
+
+
+@cache
+def _language(device: str) -> Language:
+    module, name = LANGUAGES[device]
+    found: Language = getattr(importlib.import_module(module), name)
+    return found

@@ -42,9 +42,9 @@ from kgen.only import Only
 from kgen.reference.evaluate import evaluate_graph
 from kgen.rendered.kernel_call import KernelCall, Rendered
 from kgen.scheduler import Options, schedule
+from kgen.templates.registry import render_step
 from kgen.templates.render import canonical_text
-from kgen.templates.render_step import render_step
-from tests.rendering import context
+from tests.rendering import decisions
 
 # Functions in one translation unit: the header costs half a second a unit, and fewer units leave a core idle at the end.
 PER_UNIT = 40
@@ -236,7 +236,7 @@ class _Functions:
 
 def rendered(step: Launch, plan: Schedule, symbol: str, options: Options) -> Rendered | KernelCall:
     """The C++ or the Triton kernel of a step; GPU kernels are tiled as for an H200."""
-    return render_step(step, symbol, context(plan.graph, register_bytes(), options))
+    return render_step(step, symbol, decisions(plan.graph, register_bytes(), options))
 
 
 def _groups(texts: dict[str, str]) -> list[dict[str, str]]:

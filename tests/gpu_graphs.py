@@ -15,8 +15,8 @@ from codegen import copied, gradients, near, tensors
 from torch import Tensor
 
 import kgen.report.record
+from kgen.ir.index import Sizes
 from kgen.ir.plan import Kernel, Schedule, Tiling, members
-from kgen.ir.sizes import Sizes
 from kgen.scheduler import Gpu, choose_tiles
 from kgen.scheduler.fusion import cost
 from kgen.scheduler.tiling import tiles

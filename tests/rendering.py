@@ -10,20 +10,20 @@ from kgen.ir.plan import ComboKernel, Launch, Nest, Packing, Tiling
 from kgen.rendered.kernel_call import KernelCall, Rendered
 from kgen.scheduler import Gpu, Options, StepChoices
 from kgen.templates.loop_contract import loop_problem
-from kgen.templates.render_step import Context, render_loops, render_step
+from kgen.templates.registry import render_loops, render_step
 
-__all__ = ["combo_call", "context", "cpp_function", "cpp_text", "gpu_call", "step_text"]
+__all__ = ["combo_call", "decisions", "cpp_function", "cpp_text", "gpu_call", "step_text"]
 
 
-def context(graph: ir.Graph, register_bytes: int = 64, options: Options | None = None) -> Context:
-    """What the steps of a graph are rendered with."""
+def decisions(graph: ir.Graph, register_bytes: int = 64, options: Options | None = None) -> StepChoices:
+    """What is decided of the steps of a graph."""
     device = partial((options or Options()).device, graph)
-    return Context(graph, StepChoices(graph, device, register_bytes, Gpu()))
+    return StepChoices(graph, device, register_bytes, Gpu())
 
 
 def cpp_function(step: Launch | Packing, symbol: str, graph: ir.Graph, register_bytes: int = 64) -> Rendered:
     """The C++ function of a step."""
-    made = render_step(step, symbol, context(graph, register_bytes))
+    made = render_step(step, symbol, decisions(graph, register_bytes))
     assert isinstance(made, Rendered)
     return made
 

@@ -50,8 +50,8 @@ def broken(monkeypatch: pytest.MonkeyPatch, holds: str) -> list[str]:
     symbols: list[str] = []
     real = pipeline.render_step
 
-    def render(step: Any, symbol: str, context: Any) -> Any:
-        made = real(step, symbol, context)
+    def render(step: Any, symbol: str, decisions: Any) -> Any:
+        made = real(step, symbol, decisions)
         if holds not in symbol:
             return made
         symbols.append(symbol)
@@ -238,8 +238,8 @@ def test_a_gpu_kernel_that_does_not_build_or_load(monkeypatch: pytest.MonkeyPatc
 def test_a_template_that_does_not_compile_gives_way(monkeypatch: pytest.MonkeyPatch) -> None:
     real = pipeline.render_step
 
-    def render(step: Any, symbol: str, context: Any) -> Any:
-        made = real(step, symbol, context)
+    def render(step: Any, symbol: str, decisions: Any) -> Any:
+        made = real(step, symbol, decisions)
         if members(step)[0].choice is None:
             return made
         return replace(made, text=f"{made.text}\nint broken_{symbol} = not_declared;\n")

@@ -17,7 +17,7 @@ from kgen.ir import ops
 
 ROOT = Path(__file__).resolve().parent.parent
 DOCUMENT = ROOT / "docs" / "ir.md"
-MODULES = ("nodes", "program", "values", "index", "ops", "sizes", "plan", "verify", "printer")
+MODULES = ("nodes", "program", "values", "index", "functions", "ops", "plan", "verify", "printer")
 HEAD = """# The loop IR
 
 `python -m tools.ir_docs` writes this file from the docstrings in `kgen/ir/`. Edit those. `tests/ir/test_ir_docs.py` compares.

@@ -12,9 +12,9 @@ from torch.utils._sympy.functions import FloorDiv as SympyFloorDiv
 from torch.utils._sympy.functions import Mod as SympyMod
 
 from kgen import errors
+from kgen.ir import functions
 from kgen.ir import index as ix
-from kgen.ir.index import Atom, Expr, Size
-from kgen.ir.sizes import GUESS, Sizes, with_derived
+from kgen.ir.index import GUESS, Atom, Expr, Size, Sizes, with_derived
 
 
 class SymbolTable:
@@ -47,7 +47,7 @@ class SymbolTable:
         return self._translate(sympy.sympify(value))
 
     def float_bits(self, value: torch.SymFloat) -> Expr:
-        """The bits of a float computed from sizes: a literal or a symbol (see `index.float_bits`)."""
+        """The bits of a float computed from sizes: a literal or a symbol (see `functions.float_bits`)."""
         return self._float_symbol(self._replaced(value.node.expr))
 
     def sizes(self, shape: Any) -> tuple[Expr, ...]:
@@ -91,8 +91,8 @@ class SymbolTable:
     def _hint(self, symbol: sympy.Symbol) -> int:
         number = self._known(symbol)
         if number is None:
-            return GUESS if symbol.is_integer else ix.float_bits(1.0)
-        return int(number) if symbol.is_integer else ix.float_bits(float(number))
+            return GUESS if symbol.is_integer else functions.float_bits(1.0)
+        return int(number) if symbol.is_integer else functions.float_bits(float(number))
 
     def _known(self, symbol: sympy.Symbol) -> Any:
         env = self.shape_env
@@ -268,7 +268,7 @@ class SymbolTable:
 
     def _float(self, expr: Any) -> Expr:
         if expr.is_number and expr.is_real:
-            return ix.constant(ix.float_bits(float(expr)))
+            return ix.constant(functions.float_bits(float(expr)))
         name = type(expr).__name__
         if (expr.is_integer or expr.is_Boolean) and not (name in _MODS and not all(a.is_integer for a in expr.args)):
             return ix.apply("float", self._visit(expr))
@@ -290,9 +290,10 @@ class SymbolTable:
         if name == "TruncToFloat":
             return ix.apply("float", ix.apply("ftrunc", args[0]))
         if name == "Abs":
-            return ix.apply("fmax", args[0], ix.apply("fmul", args[0], ix.constant(ix.float_bits(-1.0))))
+            return ix.apply("fmax", args[0], ix.apply("fmul", args[0], ix.constant(functions.float_bits(-1.0))))
         unary = name.removeprefix("OpaqueUnaryFn_")
-        fn = _FLOAT_FUNCTIONS.get(name) or (f"f{unary}" if f"f{unary}" in ix.FLOAT_FUNCTIONS and len(args) == 1 else None)
+        named = f"f{unary}" if f"f{unary}" in functions.FLOAT_FUNCTIONS and len(args) == 1 else None
+        fn = _FLOAT_FUNCTIONS.get(name, named)
         if fn is None:
             raise self._unknown(expr)
         return reduce(lambda a, b: ix.apply(fn, a, b), args) if len(args) > 1 else ix.apply(fn, *args)

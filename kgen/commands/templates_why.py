@@ -15,7 +15,7 @@ from kgen.ir.nodes import Origin
 from kgen.scheduler.selection.template_decisions import DECISIONS, TemplateDecision, verdict_on
 from kgen.templates.contract import Template
 from kgen.templates.loop_contract import LoopProblem, LoopTemplate
-from kgen.templates.render_step import LOOP_KERNELS
+from kgen.templates.registry import LOOP_KERNELS
 
 __all__ = ["why"]
 

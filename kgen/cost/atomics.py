@@ -11,8 +11,8 @@ from collections.abc import Iterable
 from kgen.device import LINE, Device
 from kgen.ir import index as ix
 from kgen.ir import nodes as ir
+from kgen.ir.index import Sizes
 from kgen.ir.plan import Kernel, Statement
-from kgen.ir.sizes import Sizes
 
 # Instructions a second on one line, and the lines that are worked on at the same time (H200, 2026-11-26: 25 million additions
 # to 1 to 512 copies of a table of 384 numbers take 14.4 to .38 ms, 12.6 million to rows of 768 in one place .17 ms).

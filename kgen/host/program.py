@@ -35,7 +35,7 @@ __all__ = [
 
 Regs = tuple[int, ...]
 
-#: Operators of `Compute`: floor arithmetic and those of `index.FUNCTIONS`, then of `FLOAT_FUNCTIONS` on float64 bits (one
+#: Operators of `Compute`: floor arithmetic and those of `functions.FUNCTIONS`, then of `FLOAT_FUNCTIONS` on float64 bits (one
 #: with a single argument gets it twice). Integer division by zero gives 0, never a trap.
 COMPUTE_OPS = (
     "add", "sub", "mul", "floordiv", "mod", "min", "max", "pow", "shl", "shr", "and", "or", "xor", "lt", "le", "eq", "select",

@@ -11,14 +11,19 @@ and size symbols their range, so simplification needs no context.  All divisions
 from __future__ import annotations
 
 import math
-import struct
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any, Union
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Protocol, Union
+
+from kgen.ir.functions import FOLD
+
+if TYPE_CHECKING:
+    import torch
 
 __all__ = [
-    "Apply", "Atom", "Expr", "FloorDiv", "Indirect", "Mod", "Size", "Var", "ZERO", "ONE", "as_expr", "ceildiv", "constant",
-    "evaluate", "floordiv", "free_atoms", "is_static", "maximum", "minimum", "mod", "product", "size", "stride_of",
-    "substitute", "var",
+    "Apply", "Atom", "Expr", "FloorDiv", "GUESS", "Indirect", "Mod", "Size", "Sizes", "Stored", "Var", "ZERO", "ONE",
+    "as_expr", "ceildiv", "constant", "evaluate", "floordiv", "free_atoms", "is_static", "maximum", "minimum", "mod",
+    "product", "size", "stride_of", "substitute", "var", "with_derived",
 ]  # fmt: skip
 
 _INF = 1 << 62
@@ -331,64 +336,13 @@ def _apply_atom(fn: str, args: tuple[Expr, ...]) -> Apply:
 ZERO = constant(0)
 ONE = constant(1)
 
-_FOLD: dict[str, Callable[..., int]] = {
-    "min": min, "max": max, "pow": pow, "shl": lambda a, b: a << b, "shr": lambda a, b: a >> b, "and": lambda a, b: a & b,
-    "or": lambda a, b: a | b, "xor": lambda a, b: a ^ b, "lt": lambda a, b: int(a < b), "le": lambda a, b: int(a <= b),
-    "eq": lambda a, b: int(a == b), "select": lambda c, a, b: a if c else b,
-}  # fmt: skip
-FUNCTIONS = frozenset(_FOLD)
-
-
-def float_bits(number: float) -> int:
-    """A float64 as the signed 64-bit integer of the same bits: how sizes' expressions carry floats."""
-    return int(struct.unpack("<q", struct.pack("<d", number))[0])
-
-
-def float_of(bits: int) -> float:
-    """The inverse of `float_bits`."""
-    return float(struct.unpack("<d", struct.pack("<q", bits))[0])
-
-
-def _on_floats(fn: Callable[..., float]) -> Callable[..., int]:
-    return lambda *args: float_bits(fn(*map(float_of, args)))
-
-
-# Functions on float64 bit patterns, for numbers computed from sizes such as s**-0.5. They occur only in the definitions of
-# derived sizes (`ir.Graph.derived`), never in an index: the host computes them, kernels get the result.
-_FLOAT_FOLD: dict[str, Callable[..., int]] = {
-    "float": lambda a: float_bits(float(a)),
-    "fadd": _on_floats(lambda a, b: a + b), "fmul": _on_floats(lambda a, b: a * b),
-    "fdiv": _on_floats(lambda a, b: a / b if b else math.copysign(math.inf, a) if a else math.nan),
-    "fmod": _on_floats(lambda a, b: a % b if b else math.nan),
-    "frounddec": _on_floats(lambda a, digits: round(a, int(digits))),
-    "fpow": _on_floats(math.pow), "fmin": _on_floats(min), "fmax": _on_floats(max),
-    "flt": lambda a, b: int(float_of(a) < float_of(b)), "fle": lambda a, b: int(float_of(a) <= float_of(b)),
-    "feq": lambda a, b: int(float_of(a) == float_of(b)),
-    "ftrunc": lambda a: math.trunc(float_of(a)), "ffloor": lambda a: math.floor(float_of(a)),
-    "fceil": lambda a: math.ceil(float_of(a)), "fround": lambda a: round(float_of(a)),
-    **{f"f{name}": _on_floats(getattr(math, name)) for name in (
-        "sqrt", "exp", "log", "log2", "sin", "cos", "tan", "asin", "acos", "atan", "sinh", "cosh", "tanh",
-        "asinh",
-    )},
-}  # fmt: skip
-FLOAT_FUNCTIONS = frozenset(_FLOAT_FOLD)
-BINARY_FLOAT_FUNCTIONS = frozenset(("fadd", "fmul", "fdiv", "fmod", "frounddec", "fpow", "fmin", "fmax", "flt", "fle", "feq"))
-
-
-def evaluate_function(fn: str, args: Sequence[int]) -> int:
-    """The reference of a function of `FLOAT_FUNCTIONS`; one that takes a single argument ignores the others."""
-    return _FLOAT_FOLD[fn](*(args[:2] if fn in BINARY_FLOAT_FUNCTIONS else args[:1]))
-
-
-_FOLD_ANY = {**_FOLD, **_FLOAT_FOLD}
-
 
 def apply(fn: str, *args: ExprLike) -> Expr:
     """A function of `FUNCTIONS` or `FLOAT_FUNCTIONS`, folded when its arguments are constants."""
     exprs = tuple(map(as_expr, args))
     ints = [e.as_int() for e in exprs]
     if all(i is not None for i in ints):
-        return constant(_FOLD_ANY[fn](*ints))
+        return constant(FOLD[fn](*ints))
     if fn in ("min", "max"):
         if exprs[0] is exprs[1]:
             return exprs[0]
@@ -837,7 +791,7 @@ def _evaluate_atom(atom: Atom, env: Callable[[Atom], Any]) -> Any:
     if isinstance(atom, Mod):
         return evaluate(atom.num, env) % evaluate(atom.den, env)
     if isinstance(atom, Apply):
-        return _FOLD_ANY[atom.fn](*(evaluate(a, env) for a in atom.args))
+        return FOLD[atom.fn](*(evaluate(a, env) for a in atom.args))
     return env(atom)
 
 
@@ -877,3 +831,55 @@ def delinearize(offset: Expr, sizes: Iterable[ExprLike]) -> tuple[Expr, ...]:
             out.append(mod(offset, extent) if extent != 0 else ZERO)
             offset = floordiv(offset, extent) if extent != 0 else ZERO
     return tuple(reversed(out))
+
+
+# ---- sizes as numbers -------------------------------------------------------------------------------------------------
+
+
+# For a size of which nothing is known.
+GUESS = 64
+
+
+class Stored(Protocol):
+    """What has elements of one type in memory, such as a buffer."""
+
+    @property
+    def sizes(self) -> tuple[Expr, ...]:
+        """How many there are along each dimension."""
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """Their type."""
+
+
+@dataclass(frozen=True, slots=True)
+class Sizes:
+    """Evaluates sizes at the hints of the graph's symbols."""
+
+    hints: dict[Size, int]
+
+    def of(self, expr: Expr) -> int:
+        literal = expr.as_int()
+        return literal if literal is not None else int(evaluate(expr, self._value))
+
+    def _value(self, atom: Atom) -> int:
+        if isinstance(atom, Size):
+            return self.hints.get(atom, GUESS)
+        return self.of(atom.extent) // 2 if isinstance(atom, Var) else 0
+
+    def points(self, loops: Iterable[Var]) -> int:
+        return self.of(product(v.extent for v in loops))
+
+    def bytes(self, buffer: Stored) -> int:
+        return self.of(product(buffer.sizes)) * buffer.dtype.itemsize
+
+
+def with_derived(sizes: Mapping[Size, int], derived: Mapping[Size, Expr]) -> dict[Size, int]:
+    """The sizes with those that are functions of them, each of which is defined by ones before it."""
+    found = dict(sizes)
+    for size, definition in derived.items():
+        try:
+            found[size] = Sizes(found).of(definition)
+        except (ArithmeticError, ValueError):  # sizes that nobody gave need not make sense
+            found[size] = GUESS
+    return found

@@ -486,6 +486,16 @@ def is_template_node(node: Node) -> TypeIs[TemplateNode]:
     return isinstance(node, Contraction | Operation)
 
 
+def is_call(node: Node) -> TypeIs[Extern | Attention]:
+    """Whether a node is a library call, and nothing that loops or a template may compute."""
+    return isinstance(node, Extern | Attention)
+
+
+def replaced(node: Node) -> tuple[Node, ...]:
+    """The nodes in whose place an operation stands."""
+    return node.replaces if isinstance(node, Operation) else ()
+
+
 def meaning_of(node: Node) -> Operation | None:
     """What a call means as a program, where somebody has said so; None of other nodes."""
     return node.meaning if isinstance(node, Attention) else None

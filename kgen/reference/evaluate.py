@@ -18,6 +18,7 @@ import torch
 from torch.utils._pytree import tree_leaves
 
 from kgen import errors
+from kgen.ir import functions
 from kgen.ir import index as ix
 from kgen.ir import nodes as ir
 from kgen.ir import values as vs
@@ -291,7 +292,7 @@ class _Machine:
         for symbol, position, dimension in node.binds:
             found = results[position]
             if dimension < 0:
-                self.sizes[symbol] = ix.float_bits(found) if isinstance(found, float) else int(found)
+                self.sizes[symbol] = functions.float_bits(found) if isinstance(found, float) else int(found)
             else:
                 self.sizes[symbol] = found.shape[dimension]
         self._derive()
@@ -435,7 +436,7 @@ class _Machine:
         if isinstance(item, Expr):
             return int_of(item, self.sizes)
         found = int_of(item.expr, self.sizes)
-        return ix.float_of(found) if item.kind == "float" else bool(found)
+        return functions.float_of(found) if item.kind == "float" else bool(found)
 
 
 _RUN: dict[type, Callable[[_Machine, Any], None]] = {

@@ -33,9 +33,9 @@ from kgen.errors import BadOptionValue
 from kgen.ir import index as ix
 from kgen.ir import nodes as ir
 from kgen.ir import values as vs
+from kgen.ir.index import Sizes
 from kgen.ir.plan import Call, Kernel, Launch, Schedule, Statement, members
 from kgen.ir.printer import dtype_name, print_graph, print_node, print_value
-from kgen.ir.sizes import Sizes
 from kgen.report.debug_script import script_text
 from kgen.report.record import Record
 from kgen.report.standalone import reduce_operator

@@ -15,9 +15,8 @@ from kgen.host.poison import without_poison
 from kgen.ir import index as ix
 from kgen.ir import nodes as ir
 from kgen.ir import values as vs
-from kgen.ir.index import Indirect, Size
+from kgen.ir.index import Indirect, Size, Sizes
 from kgen.ir.plan import Call, Launch, variants
-from kgen.ir.sizes import Sizes
 from kgen.rendered.gpu_kernel import TritonKernel
 from kgen.rendered.kernel_call import KernelCall
 from kgen.rendered.tensor_map import is_pointer, map_rank

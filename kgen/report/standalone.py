@@ -21,7 +21,7 @@ from kgen.host import native
 from kgen.host import program as hp
 from kgen.host.interpret import Interpreted
 from kgen.host.launch import load_kernel
-from kgen.ir import index as ix
+from kgen.ir import functions
 from kgen.rendered.gpu_kernel import TritonKernel
 from kgen.report.script_checks import check, say, timed
 
@@ -31,7 +31,7 @@ __all__ = ["Reg", "Script", "Slot", "View", "reduce_operator"]
 @dataclass(frozen=True, slots=True)
 class Reg:
     """A size, stride or offset decided at the call, or another number computed from sizes: `kind` is int, bool or float, and a
-    float is held by its bits (`kgen.ir.index.float_bits`)."""
+    float is held by its bits (`kgen.ir.functions.float_bits`)."""
 
     number: int
     kind: str = "int"
@@ -369,7 +369,7 @@ class Script:
             if item.op in _COMPUTE:
                 values[item.dst] = _COMPUTE[item.op](*args)
             else:  # a function of one float gets its argument twice
-                values[item.dst] = ix.evaluate_function(item.op, args)
+                values[item.dst] = functions.evaluate_function(item.op, args)
         return values
 
     def run(self, file: str, moved: int = 0) -> None:

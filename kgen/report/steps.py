@@ -7,8 +7,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 from kgen.ir import nodes as ir
+from kgen.ir.index import Sizes
 from kgen.ir.plan import Call, Schedule, Step
-from kgen.ir.sizes import Sizes
 from kgen.report.traffic import call_traffic, kernel_traffic
 from kgen.scheduler.analysis.memory import reads, root, writes
 from kgen.scheduler.fusion.pairs import step_names

@@ -14,9 +14,8 @@ from typing import Any
 
 from kgen.ir import index as ix
 from kgen.ir import nodes as ir
-from kgen.ir.index import Expr, Var
+from kgen.ir.index import Expr, Sizes, Var
 from kgen.ir.plan import Call, Launch, Schedule, Step
-from kgen.ir.sizes import Sizes
 from kgen.ir.values import loads
 from kgen.scheduler.analysis.memory import root, storage_size
 

@@ -18,8 +18,8 @@ from kgen import errors
 from kgen.backend import kgen_backend
 from kgen.ir import index as ix
 from kgen.ir import nodes as ir
+from kgen.ir.index import Sizes
 from kgen.ir.plan import Schedule, address, members
-from kgen.ir.sizes import Sizes
 from kgen.only import Pick, only
 from kgen.report.record import EagerRecord, Recorder, recording
 from kgen.templates import registry

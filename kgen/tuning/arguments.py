@@ -12,7 +12,7 @@ from kgen.ir import index as ix
 from kgen.ir import nodes as ir
 from kgen.ir import ops
 from kgen.ir import values as vs
-from kgen.ir.sizes import Sizes
+from kgen.ir.index import Sizes
 from kgen.tuning.benchmark import Array
 
 # On the grid: sums spread this much, in steps. Numbers of 8 bits hold them up to eight times as large.

@@ -18,13 +18,12 @@ from kgen.counters import counters
 from kgen.host.compiled import Blueprint
 from kgen.ir import nodes as ir
 from kgen.ir import values as vs
+from kgen.ir.index import Sizes
 from kgen.ir.plan import Choice, Kernel, Schedule
-from kgen.ir.sizes import Sizes
 from kgen.scheduler.transforms.subgraph_extraction import extract_subgraph
 from kgen.templates.contract import Config as Knobs
 from kgen.templates.loop_contract import LoopProblem, LoopTemplate
-from kgen.templates.registry import loop_names
-from kgen.templates.render_step import loop_template
+from kgen.templates.registry import loop_names, loop_template
 from kgen.tuning import entry
 from kgen.tuning.arguments import arguments, roundings
 from kgen.tuning.benchmark import BenchmarkJob, Setting

@@ -13,9 +13,8 @@ import torch
 
 from kgen.ir import index as ix
 from kgen.ir import nodes as ir
-from kgen.ir.index import Expr, Size, Var
+from kgen.ir.index import Expr, Size, Sizes, Var
 from kgen.ir.plan import Kernel, Launch, Statement, members
-from kgen.ir.sizes import Sizes
 from kgen.ir.values import Value
 from kgen.scheduler.selection.choose import prepared
 from kgen.templates.loop_contract import LoopProblem

@@ -11,9 +11,8 @@ import torch
 
 from kgen.ir import index as ix
 from kgen.ir import nodes as ir
-from kgen.ir.index import Expr
+from kgen.ir.index import Expr, Sizes
 from kgen.ir.plan import Call, ComboKernel, Kernel, Launch, Schedule, Statement, Step, members
-from kgen.ir.sizes import Sizes
 from kgen.ir.values import loads
 from kgen.scheduler.analysis.memo import memoised_for
 

@@ -17,8 +17,7 @@ from dataclasses import replace
 from kgen.ir import index as ix
 from kgen.ir import nodes as ir
 from kgen.ir import values as vs
-from kgen.ir.index import Var
-from kgen.ir.sizes import Sizes
+from kgen.ir.index import Sizes, Var
 from kgen.scheduler.analysis.items import Access
 
 # Rounds in which a choice travels along chains of tensors that depend on each other.

@@ -20,8 +20,8 @@ from kgen.device import Gpu
 from kgen.ir import index as ix
 from kgen.ir import nodes as ir
 from kgen.ir import values as vs
+from kgen.ir.index import Sizes
 from kgen.ir.plan import Call, ComboKernel, Kernel, Step, address
-from kgen.ir.sizes import Sizes
 from kgen.ir.values import Value
 from kgen.scheduler.analysis.memo import memoised_for
 from kgen.scheduler.analysis.memory import may_alias, reads, writes

@@ -6,9 +6,8 @@ from dataclasses import dataclass, replace
 
 from kgen.ir import index as ix
 from kgen.ir import nodes as ir
-from kgen.ir.index import Expr, Var
+from kgen.ir.index import Expr, Sizes, Var
 from kgen.ir.plan import MAX_PERSISTENT
-from kgen.ir.sizes import Sizes
 from kgen.scheduler.analysis.items import Item, Members
 from kgen.scheduler.analysis.loop_alignment import Space
 from kgen.scheduler.tiling.loops import GROUPS, unflattened_loops

@@ -13,8 +13,7 @@ from dataclasses import dataclass, field, replace
 from kgen import errors
 from kgen.ir import index as ix
 from kgen.ir import nodes as ir
-from kgen.ir.index import Expr
-from kgen.ir.sizes import Sizes
+from kgen.ir.index import Expr, Sizes
 from kgen.ir.values import Index
 from kgen.scheduler.analysis.items import Group, Item, Members
 from kgen.scheduler.analysis.loop_alignment import Space, align, identity_space, in_rows, same_points

@@ -16,8 +16,8 @@ from kgen.cost import model
 from kgen.device import Device
 from kgen.ir import nodes as ir
 from kgen.ir import values as vs
+from kgen.ir.index import Sizes
 from kgen.ir.plan import BySize, Choice, ComboKernel, Kernel, Schedule, Statement, Step
-from kgen.ir.sizes import Sizes
 from kgen.only import Only
 from kgen.scheduler.analysis.memory import LiveBytes, room_above
 from kgen.scheduler.analysis.moves import Moves

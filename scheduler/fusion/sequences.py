@@ -11,8 +11,8 @@ import torch
 
 from kgen.ir import nodes as ir
 from kgen.ir import values as vs
+from kgen.ir.index import Sizes
 from kgen.ir.plan import Call, ComboKernel, Kernel, Step
-from kgen.ir.sizes import Sizes
 from kgen.scheduler.analysis.memory import reads, writes
 from kgen.scheduler.fusion.combo_kernels import forbids, is_plain, is_static
 from kgen.verdict import FusionDemand, Outcome, Reason, Verdict

@@ -16,20 +16,20 @@ from kgen.ir import index as ix
 from kgen.ir import nodes as ir
 from kgen.ir import ops
 from kgen.ir import values as vs
-from kgen.ir.index import Var
-from kgen.ir.plan import PART, Call, ComboKernel, Kernel, Launch, Nest, Statement, Step, Tiling, members
-from kgen.ir.sizes import Sizes
+from kgen.ir.index import Sizes, Var
+from kgen.ir.plan import PART, Call, Choice, ComboKernel, Kernel, Launch, Nest, Packing, Statement, Step, Tiling, members
 from kgen.ir.values import Value
+from kgen.scheduler.analysis.dependencies import topological
 from kgen.scheduler.analysis.items import Group, Item
 from kgen.scheduler.analysis.memo import memoised
 from kgen.scheduler.analysis.memory import LiveBytes, is_less
 from kgen.scheduler.fusion.cost import LIMITS, Limits
 from kgen.scheduler.fusion.fuse import Fuser
-from kgen.scheduler.fusion.grouping import in_order
 from kgen.scheduler.options import Options
 from kgen.scheduler.selection.choose import chosen_problem, contraction_of
 from kgen.scheduler.tiling.loops import choose_loops
 from kgen.scheduler.tiling.tiles import choose_combo_tiles, choose_tiles
+from kgen.templates.loop_contract import LoopProblem, loop_problem
 from kgen.templates.problem import Problem
 from kgen.verdict import Outcome, Reason, Verdict
 
@@ -39,13 +39,24 @@ __all__ = ["StepChoices", "distinct_names", "local_buffers", "make_kernel", "ste
 def steps_of(fuser: Fuser, groups: list[Group], kept: frozenset[str], options: Options) -> list[Step]:
     """The steps of the fused groups in order, without those whose results nobody needs. `kept` are buffers that are memory
     whoever reads them. Groups that can run early do so where less is in memory then."""
-    order = in_order(groups, fuser)
+    order = _in_order(groups, fuser)
     made = {group.serial: _step(group, fuser, kept, options) for group in order}
     steps, early = (
         [step for group in one if not _is_dead(step := made[group.serial])]
-        for one in (order, in_order(groups, fuser, early=True))
+        for one in (order, _in_order(groups, fuser, early=True))
     )
     return early if is_less(LiveBytes(fuser.graph, early), LiveBytes(fuser.graph, steps)) else steps
+
+
+def _in_order(groups: list[Group], fuser: Fuser, early: bool = False) -> list[Group]:
+    """A topological order of the fused groups, close to program order: that of their last nodes, or, `early`, of their first
+    ones. A group whose last node is far behind the first one may hold on to what it reads until then."""
+    if len(groups) < 2:
+        return groups
+    by_number = sorted(groups, key=lambda g: g.first if early else g.last)
+    numbers = {g.serial: k for k, g in enumerate(by_number)}
+    after = [{numbers[t.serial] for t in fuser.after.get(g.serial, ()) if t.serial in numbers} for g in by_number]
+    return [by_number[k] for k in topological(after, fuser.graph.name)]
 
 
 def _step(group: Group, fuser: Fuser, kept: frozenset[str], options: Options) -> Step:
@@ -326,25 +337,38 @@ def _name(items: list[Item]) -> str:
 @dataclass(frozen=True, slots=True)
 class StepChoices:
     """The choices for one graph. `device` tells the device of a buffer, `register_bytes` is the length of the CPU's vector
-    registers; without `reorder` loops stay in the order of the program."""
+    registers; without `reorder` loops stay in the order of the program. `exact`: results are rounded as eager rounds them."""
 
     graph: ir.Graph
     device: Callable[[str], Device]
     register_bytes: int
     gpu: Gpu = Gpu()  # noqa: RUF009 -- frozen
     reorder: bool = True
+    exact: bool = False
 
-    def problems(self, step: Launch) -> list[Problem]:
+    def choice(self, step: Launch | Packing) -> Choice | None:
+        """The template and its configuration, where they are more than a matter of course."""
+        return None if isinstance(step, Packing) else members(step)[0].choice
+
+    def problems(self, step: Launch | Packing) -> list[Problem]:
         """The contractions, as the chosen template sees them."""
+        assert not isinstance(step, Packing)
         return [chosen_problem(kernel, self.graph, self.device(contraction_of(kernel))) for kernel in members(step)]
 
-    def vector_loops(self, step: Launch) -> tuple[Nest, ...]:
-        """The loops of C++ kernels."""
+    def loops(self, step: Launch | Packing) -> LoopProblem | None:
+        """The kernel of a step without a contraction: the loops of C++ kernels, the tiles of GPU kernels."""
+        if isinstance(step, Packing):
+            return loop_problem(step, self.graph)
+        if members(step)[0].contracts:
+            return None
+        chosen = self._tilings(step) if step.target == "triton" else self._vector_loops(step)
+        return loop_problem(step, self.graph, chosen, self.exact)
+
+    def _vector_loops(self, step: Launch) -> tuple[Nest, ...]:
         sizes = Sizes(self.graph.size_hints)
         return tuple(choose_loops(one, self.graph, sizes, self.register_bytes, self.reorder) for one in members(step))
 
-    def tilings(self, step: Launch) -> tuple[Tiling, ...]:
-        """The tiles of GPU kernels."""
+    def _tilings(self, step: Launch) -> tuple[Tiling, ...]:
         sizes = Sizes(self.graph.size_hints)
         if isinstance(step, ComboKernel):
             return tuple(choose_combo_tiles(step, self.graph, sizes, self.gpu, self.reorder))

@@ -11,8 +11,8 @@ from kgen.cost.tuning_query import APART, Place, TuningResult, place
 from kgen.device import Device
 from kgen.ir import nodes as ir
 from kgen.ir import values as vs
+from kgen.ir.index import Sizes
 from kgen.ir.plan import Choice, Kernel
-from kgen.ir.sizes import Sizes
 from kgen.only import Only
 from kgen.scheduler.analysis.memo import memoised_for
 from kgen.scheduler.selection.memo import for_equal, for_form, memoised_best, prices

@@ -15,9 +15,8 @@ from dataclasses import dataclass, replace
 
 from kgen.ir import index as ix
 from kgen.ir import nodes as ir
-from kgen.ir.index import Expr, Size
+from kgen.ir.index import Expr, Size, Sizes, with_derived
 from kgen.ir.plan import BySize, Choice
-from kgen.ir.sizes import Sizes, with_derived
 from kgen.templates.contract import Config
 from kgen.templates.problem import Problem
 

@@ -18,9 +18,8 @@ from kgen.ir import index as ix
 from kgen.ir import nodes as ir
 from kgen.ir import ops
 from kgen.ir import values as vs
-from kgen.ir.index import Atom, Expr, Var
+from kgen.ir.index import Atom, Expr, Sizes, Var
 from kgen.ir.plan import TILE, Kernel, Nest
-from kgen.ir.sizes import Sizes
 from kgen.ir.values import Value
 
 GATHER = 6.0

@@ -16,9 +16,8 @@ from kgen.device import Gpu
 from kgen.ir import index as ix
 from kgen.ir import nodes as ir
 from kgen.ir import values as vs
-from kgen.ir.index import Expr, Var
+from kgen.ir.index import Expr, Sizes, Var
 from kgen.ir.plan import MAX_PERSISTENT, Blocks, ComboKernel, Kernel, Statement, Tiling
-from kgen.ir.sizes import Sizes
 from kgen.ir.values import Value
 from kgen.scheduler.tiling.loops import (
     Touch,

@@ -18,9 +18,8 @@ from kgen.device import Gpu
 from kgen.ir import index as ix
 from kgen.ir import nodes as ir
 from kgen.ir import values as vs
-from kgen.ir.index import Atom, Expr, Var
+from kgen.ir.index import Atom, Expr, Sizes, Var
 from kgen.ir.plan import Kernel, Statement, Step
-from kgen.ir.sizes import Sizes
 from kgen.ir.values import Value
 from kgen.scheduler.analysis.memory import has_hidden_effects, reads, root, writes
 from kgen.scheduler.fusion.combo_kernels import forbids

@@ -88,7 +88,7 @@ class Reader:
                 readers.setdefault(name, []).append(node)
             makers |= dict.fromkeys(ir.outs(node), node)
             inside = isinstance(node, ir.Pointwise) and not derived.isdisjoint(read)
-            derived.update(ir.outs(node) if inside or isinstance(node, ir.Contraction | ir.Reduction) else ())
+            derived.update(ir.outs(node) if inside or ir.is_contraction(node) or isinstance(node, ir.Reduction) else ())
         positions = {out: k for k, node in enumerate(graph.nodes) for out in ir.outs(node)}
         visible = frozenset(ir.visible(graph))
         return cls(makers, readers, visible, frozenset(derived), owners, positions, writes, inputs=inputs)

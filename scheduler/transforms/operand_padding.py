@@ -26,8 +26,8 @@ from kgen.device import LINE, Device
 from kgen.ir import index as ix
 from kgen.ir import nodes as ir
 from kgen.ir import values as vs
+from kgen.ir.index import Sizes
 from kgen.ir.plan import Kernel, Statement, members
-from kgen.ir.sizes import Sizes
 from kgen.ir.values import Value
 from kgen.scheduler.analysis.memo import memoised_for
 from kgen.scheduler.analysis.memory import writes

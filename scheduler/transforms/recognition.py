@@ -287,8 +287,9 @@ class _Fitting:
 
 def _in_place(search: _Search, end: End) -> Iterator[_Fitting]:
     """The program with the contraction as its last step, once with the same contractions in front of it."""
-    node = end.contraction
-    known: set[frozenset[str]] = set()
+    node, known = end.contraction, search.known
+    known.clear()
+    search.turned.clear()
     missed: list[tuple[_Match, tuple[Reason, ir.Node | None] | None]] = []
     for match in search.last(node) if node.operands is not None else ():
         if match.inside in known:
@@ -302,6 +303,8 @@ def _in_place(search: _Search, end: End) -> Iterator[_Fitting]:
             missed.append((match, why))
     for match, why in missed if not known else ():  # with its factors the other way round it may fit
         search.miss(match, node, why)
+    for match in search.turned if not known else ():
+        search.miss(match, node, (Reason.SPACE_MISMATCH, node))
 
 
 def _standing(found: Sequence[_Fitting]) -> list[Recognised]:
@@ -441,6 +444,13 @@ class _Search:
     program: Program
     misses: list[Miss]
     steps: _Steps
+    known: set[frozenset[str]] = field(default_factory=set)  # contractions with which the program was found to stand
+    turned: list[_Match] = field(default_factory=list)  # in which all contractions were found, and a factor has no such axis
+
+    @property
+    def contractions(self) -> int:
+        """Of the program."""
+        return sum(isinstance(step, Contract) for step in self.program.steps)
 
     def shared(self, match: _Match, operation: ir.Operation) -> tuple[Shared, ...]:
         """The second results of steps that others read, of which the operation needs nothing."""
@@ -502,6 +512,9 @@ class _Search:
             kind = self._multiplied(value, node, reader)
             if value.op == "round_to" and value.attr is kind:  # as all operands are
                 [value] = value.args
+            if not self._may_be(ref, value, match):
+                self.turned.extend([match] if match.reached + 1 == self.contractions else [])
+                return
             yield replace(match, operands={**match.operands, ref: (value, kind)})
             return
         step, value = self.program.step(ref), self.reader.inlined(value)
@@ -526,6 +539,13 @@ class _Search:
             yield from self._middle(before, longer.of, found)
         else:
             self.misses.append(Miss(self.reader, match.end, match.reached, value, along))
+
+    def _may_be(self, operand: int, value: Value, match: _Match) -> bool:
+        """Whether an operand has an axis for each loop of a value that some step sums over. Two factors are tried in either
+        order, and most orders end here, before those of further steps are tried."""
+        axes, loops = self.program.operands[operand], value.variables()
+        sums = ((self.program.step(name), own) for name, own in match.sums.items() if not loops.isdisjoint(own))
+        return all(isinstance(step, Contract) and not set(self.program.reduced(step)).isdisjoint(axes) for step, _ in sums)
 
     def _multiplied(self, value: Value, node: ir.Contraction, step: Contract) -> torch.dtype:
         """The type in which an operand is multiplied. What steps before have made takes that of the 16-bit numbers with which
@@ -572,6 +592,8 @@ class _Search:
         known = match.elements.get(step.name)
         if known is not None and known is not load:  # another step has read another element of it
             return
+        if known is None and match.reached + 2 == self.contractions and match.inside | {node.out} in self.known:
+            return  # with these the program was found to stand: which step has which does not matter
         node = self.steps.with_factors_apart(node)
         mapping: dict[Atom, Expr] = dict(zip(node.out_vars, load.attr[1], strict=True))
         made = vs.step_result(step.name, load.dtype)

@@ -11,8 +11,8 @@ from dataclasses import dataclass, replace
 from kgen.cost import model
 from kgen.device import Device
 from kgen.ir import nodes as ir
+from kgen.ir.index import Sizes
 from kgen.ir.plan import Call, Kernel, Step, members
-from kgen.ir.sizes import Sizes
 from kgen.scheduler.analysis.dependencies import needed
 from kgen.scheduler.analysis.memo import memoised_for
 from kgen.scheduler.analysis.memory import reads, writes

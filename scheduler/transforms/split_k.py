@@ -18,9 +18,8 @@ from kgen.ir import index as ix
 from kgen.ir import nodes as ir
 from kgen.ir import ops
 from kgen.ir import values as vs
-from kgen.ir.index import Atom, Expr, Var
+from kgen.ir.index import Atom, Expr, Sizes, Var
 from kgen.ir.plan import Kernel
-from kgen.ir.sizes import Sizes
 from kgen.scheduler.analysis.items import finished
 from kgen.scheduler.protocol import Attempt, Candidate, Changes, Decisions, Draft, Transform
 from kgen.scheduler.selection.choose import contraction_of, least_seconds, problems

@@ -17,9 +17,8 @@ from kgen.ir import index as ix
 from kgen.ir import nodes as ir
 from kgen.ir import ops
 from kgen.ir import values as vs
-from kgen.ir.index import Atom, Expr, Var
+from kgen.ir.index import Atom, Expr, Sizes, Var
 from kgen.ir.plan import Kernel, Statement, Step, Tiling
-from kgen.ir.sizes import Sizes
 from kgen.ir.values import Value
 from kgen.scheduler.analysis.memory import reads
 from kgen.scheduler.protocol import Forming, Transform

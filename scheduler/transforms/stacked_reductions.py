@@ -15,9 +15,8 @@ from kgen.ir import index as ix
 from kgen.ir import nodes as ir
 from kgen.ir import ops
 from kgen.ir import values as vs
-from kgen.ir.index import Expr, Var
+from kgen.ir.index import Expr, Sizes, Var
 from kgen.ir.plan import Kernel, Statement, Step
-from kgen.ir.sizes import Sizes
 from kgen.ir.values import Value
 from kgen.scheduler.fusion.combo_kernels import FOLDS
 

@@ -86,11 +86,10 @@ def _nodes(graph: ir.Graph, step: Launch) -> list[ir.Node]:
 
 def _originals(node: ir.Node, made: set[str]) -> tuple[ir.Node, ...]:
     """The node, or those that it replaces, whose results are `made` then. Operations may replace one node together."""
-    if not isinstance(node, ir.Operation) or not node.replaces:
-        return (node,)
-    if not made.isdisjoint(ir.outs(node)):
-        made.update(out for one in node.replaces for out in ir.outs(one))
-    return node.replaces
+    replaced = ir.replaced(node)
+    if replaced and not made.isdisjoint(ir.outs(node)):
+        made.update(out for one in replaced for out in ir.outs(one))
+    return replaced or (node,)
 
 
 def _unfolded(graph: ir.Graph, node: ir.Node, made: set[str]) -> ir.Node:

@@ -20,9 +20,8 @@ import torch
 from kgen.ir import index as ix
 from kgen.ir import nodes as ir
 from kgen.ir import values as vs
-from kgen.ir.index import Atom, Expr, Var
+from kgen.ir.index import Atom, Expr, Sizes, Var
 from kgen.ir.plan import MAX_PERSISTENT, PART, Kernel, Schedule, Statement, members
-from kgen.ir.sizes import Sizes
 from kgen.ir.values import Index, Value
 from kgen.scheduler.analysis.dependencies import reads_of
 from kgen.scheduler.protocol import Attempt, Candidate, Changes, Draft, Transform

@@ -9,8 +9,8 @@ from kgen.cost import model
 from kgen.cost.tuning_query import APART, Oracle, Place, TuningQuery, TuningResult, TuningResults, place
 from kgen.device import Device
 from kgen.ir import nodes as ir
+from kgen.ir.index import Sizes
 from kgen.ir.plan import ComboKernel, Kernel, Launch, Schedule, Step, members
-from kgen.ir.sizes import Sizes
 from kgen.scheduler.fusion.grouped_matmuls import Joining, grouped_problems, join
 from kgen.scheduler.protocol import Attempt, Changes, Transform
 from kgen.scheduler.selection.choose import contraction_of, problems
@@ -86,7 +86,7 @@ def _question(step: Launch, graph: ir.Graph, device: Device) -> TuningQuery | No
         return None
     outs = [contraction_of(kernel) for kernel in members(step)]
     library = all(_has_library(graph, out) for out in outs)
-    apart = len(outs) > 1 or any(_replaced(node) and outs[0] in ir.outs(node) for node in graph.nodes)
+    apart = len(outs) > 1 or any(ir.replaced(node) and outs[0] in ir.outs(node) for node in graph.nodes)
     length = length_of(found[0])
     if length is not None:
         return TuningQuery(step, found, {}, library, [bucket.hints for bucket in buckets_of(length, graph)], apart=apart)
@@ -108,12 +108,7 @@ def _has_library(graph: ir.Graph, out: str) -> bool:
     """Whether a library call computes the contraction, or several of them and separate kernels do."""
     out = source_of(graph, out)
     makers = (node for node in graph.nodes if ir.is_template_node(node) and out in ir.outs(node))
-    return any(node.vendor is not None or _replaced(node) for node in makers)
-
-
-def _replaced(node: ir.Node) -> tuple[ir.Node, ...]:
-    """The nodes in whose place it stands."""
-    return node.replaces if isinstance(node, ir.Operation) else ()
+    return any(node.vendor is not None or ir.replaced(node) for node in makers)
 
 
 def _settled(

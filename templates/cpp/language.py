@@ -11,7 +11,7 @@ from kgen.templates.cpp.kernels.foreach import render_batch
 from kgen.templates.cpp.kernels.loops import render_kernel
 from kgen.templates.cpp.kernels.packing import render_packing
 from kgen.templates.problem import Problem
-from kgen.templates.render_step import Language
+from kgen.templates.registry import Language
 
 __all__ = ["CPP"]
 

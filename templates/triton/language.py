@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from kgen.templates.render_step import Language
+from kgen.templates.registry import Language
 from kgen.templates.triton.codegen.template import render_template
 from kgen.templates.triton.kernels.foreach import render_batch
 from kgen.templates.triton.kernels.loops import render_kernel

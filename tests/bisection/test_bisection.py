@@ -132,8 +132,8 @@ def test_a_fault_of_fused_kernels_is_found(
     """Each of the two operators is right alone."""
     render_step = kgen.pipeline.render_step
 
-    def wrong(step, symbol, context):  # type: ignore[no-untyped-def]
-        made = render_step(step, symbol, context)
+    def wrong(step, symbol, decisions):  # type: ignore[no-untyped-def]
+        made = render_step(step, symbol, decisions)
         names = {name for origin in step.origins for name in origin.operators}
         if isinstance(made, Rendered) and {"aten.exp.default", "aten.sum.dim_IntList"} <= names:
             return dataclasses.replace(made, text=made.text.replace("exp_(", "exp2_("), general=None)
@@ -195,8 +195,8 @@ from kgen.rendered.kernel_call import Rendered
 
 render_step = kgen.pipeline.render_step
 
-def deadly(step, symbol, context):
-    made = render_step(step, symbol, context)
+def deadly(step, symbol, decisions):
+    made = render_step(step, symbol, decisions)
     names = {name for origin in step.origins for name in origin.operators}
     if isinstance(made, Rendered) and "aten.tanh.default" in names:
         return dataclasses.replace(made, text=made.text.replace("{\\n", "{\\n  *(volatile int*)8 = 1;\\n", 1), general=None)

@@ -22,7 +22,7 @@ from kgen.cost import model
 from kgen.counters import counters
 from kgen.host import program as hp
 from kgen.host.native import load
-from kgen.ir import index as ix
+from kgen.ir import functions
 from kgen.ir.plan import Schedule
 from kgen.lowering import families
 from tests.dynamic_cases import MORE_CALLS, MORE_KERNELS, SPECIALISED, Case, cases, inputs
@@ -278,13 +278,13 @@ def test_generated_random_numbers_have_dynamic_sizes() -> None:
 @pytest.mark.cpu
 def test_host_computes_every_function_as_the_reference_does() -> None:
     integers = {"ftrunc", "ffloor", "fceil", "fround", "flt", "fle", "feq"}
-    registers = [ix.float_bits(0.625), ix.float_bits(2.5), 7]
+    registers = [functions.float_bits(0.625), functions.float_bits(2.5), 7]
     wanted, computes, outputs = [], [], []
-    for fn in sorted(ix.FLOAT_FUNCTIONS):
+    for fn in sorted(functions.FLOAT_FUNCTIONS):
         first = 2 if fn == "float" else 0
-        result = ix.evaluate_function(fn, [registers[first], registers[1]])
-        wanted.append(result if fn in integers else ix.float_of(result))
-        computes.append(hp.Compute(len(registers), fn, first, 1 if fn in ix.BINARY_FLOAT_FUNCTIONS else first))
+        result = functions.evaluate_function(fn, [registers[first], registers[1]])
+        wanted.append(result if fn in integers else functions.float_of(result))
+        computes.append(hp.Compute(len(registers), fn, first, 1 if fn in functions.BINARY_FLOAT_FUNCTIONS else first))
         outputs.append(hp.OutInt(len(registers), "int" if fn in integers else "float"))
         registers.append(0)
     found = load(hp.Program((), tuple(registers), (), (), tuple(outputs), computes=tuple(computes)))([])
@@ -339,7 +339,7 @@ def test_decimals_are_rounded_as_python_rounds() -> None:
         (2.675, 2), (0.5, 0), (1.5, 0), (25.0, -1), (35.0, -1), (-25.0, -1), (1e300, 3), (1234.5, -5), (6000.0, -4), (0.15, 1),
         (-0.04, 1), (5e-324, 323), (math.inf, 2), (123456789.123456, 4),
     ]  # fmt: skip
-    registers = [ix.float_bits(float(number)) for case in cases for number in case] + [0] * len(cases)
+    registers = [functions.float_bits(float(number)) for case in cases for number in case] + [0] * len(cases)
     made = range(2 * len(cases), 3 * len(cases))
     computes = tuple(hp.Compute(out, "frounddec", 2 * k, 2 * k + 1) for k, out in enumerate(made))
     outputs = tuple(hp.OutInt(out, "float") for out in made)

@@ -23,8 +23,8 @@ from kgen.capture import rng, torch_adapter
 from kgen.capture.aot_cache import CompiledGraph
 from kgen.capture.eager_graph import EagerGraph
 from kgen.capture.torch_adapter import GraphInfo
+from kgen.ir.index import Sizes
 from kgen.ir.plan import Kernel, Schedule, members
-from kgen.ir.sizes import Sizes
 from kgen.only import only
 from kgen.scheduler.selection.choose import contraction_of, problems
 from kgen.scheduler.transforms.operand_padding import possible_copies

@@ -19,8 +19,8 @@ import torch
 
 from kgen import pipeline
 from kgen.ir import nodes as ir
+from kgen.ir.index import Sizes
 from kgen.ir.plan import Kernel, Schedule
-from kgen.ir.sizes import Sizes
 from kgen.scheduler.selection.choose import chosen_problem, contraction_of
 from kgen.templates import registry
 from kgen.templates.contract import Config as Knobs

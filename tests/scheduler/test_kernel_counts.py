@@ -7,8 +7,8 @@ import torch
 import torch.nn.functional as F
 
 from kgen.ir import nodes as ir
+from kgen.ir.index import Sizes
 from kgen.ir.plan import Kernel, Launch, Schedule, members
-from kgen.ir.sizes import Sizes
 from kgen.ir.values import loads
 from kgen.scheduler import Options
 from kgen.verdict import Outcome, Reason

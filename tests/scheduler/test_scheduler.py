@@ -21,8 +21,8 @@ from kgen.build.unit import UnitPlan, plan_units
 from kgen.capture import rng
 from kgen.ir import index as ix
 from kgen.ir import values as vs
+from kgen.ir.index import Sizes
 from kgen.ir.plan import Kernel, Launch, Nest, Schedule
-from kgen.ir.sizes import Sizes
 from kgen.only import Only
 from kgen.rendered.kernel_call import Rendered
 from kgen.scheduler import Options, choose_loops

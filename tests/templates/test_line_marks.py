@@ -20,12 +20,12 @@ from kgen.build import triton
 from kgen.build.triton_worker import place_in_template
 from kgen.commands.explain import watching
 from kgen.errors import KernelBuildFailed, TritonBuildFailed
+from kgen.ir.index import Sizes
 from kgen.ir.plan import Choice, Kernel
-from kgen.ir.sizes import Sizes
 from kgen.only import only
 from kgen.rendered.kernel_call import KernelCall
 from kgen.scheduler import Gpu, Options, choose_tiles
-from kgen.templates import registry, render_step
+from kgen.templates import registry
 from kgen.templates.loop_contract import loop_problem
 from kgen.templates.render import BUILT_IN, IndentedSlots, LineMarks, environment, is_marked, tidy, with_line_marks
 from tests.kernels import plans
@@ -187,7 +187,7 @@ def launch(path: Path) -> KernelCall:
     [kernel] = plan.kernels
     assert isinstance(kernel, Kernel)
     problem = loop_problem(kernel, plan.graph, [choose_tiles(kernel, plan.graph, Sizes({}), Gpu())])
-    made = render_step.render_loops(problem, "k", Choice(path.stem, (("XBLOCK", 64),)))
+    made = registry.render_loops(problem, "k", Choice(path.stem, (("XBLOCK", 64),)))
     assert isinstance(made, KernelCall)
     return made
 

@@ -14,11 +14,11 @@ from torch import Tensor
 
 from kgen import errors
 from kgen.commands.explain import watching
+from kgen.ir.index import Sizes
 from kgen.ir.plan import Choice, Kernel
-from kgen.ir.sizes import Sizes
 from kgen.rendered.kernel_call import KernelCall
 from kgen.scheduler import Gpu, Options, choose_tiles
-from kgen.templates import registry, render_step
+from kgen.templates import registry
 from kgen.templates.loop_contract import LoopProblem, LoopTemplate, loop_problem
 from kgen.templates.loop_slots import SLOTS
 from tests import template_author
@@ -152,7 +152,7 @@ def test_where_every_template_refuses(author: Callable[..., str], monkeypatch: p
     [_, built_in] = registry.loop_templates("pointwise", "cuda")
     monkeypatch.setattr(type(built_in.author), "refuse", lambda self, problem: "nor here")
     with pytest.raises(errors.NoLoopTemplate, match=r"own_\d+: not today; triton_pointwise: nor here"):
-        render_step.render_loops(scaled_points(), "k")
+        registry.render_loops(scaled_points(), "k")
 
 
 def test_a_cached_graph_depends_on_it(author: Callable[..., str]) -> None:
@@ -273,20 +273,20 @@ KINDS: dict[str, Callable[..., Any]] = {
 @pytest.fixture
 def with_config(monkeypatch: pytest.MonkeyPatch) -> Callable[[int], list[tuple[str, str]]]:
     """Renders each loop kernel under the configuration of a number; the kinds and configurations that were rendered."""
-    real = render_step.render_loops
+    real = registry.render_loops
 
     def choose(number: int) -> list[tuple[str, str]]:
         used: list[tuple[str, str]] = []
 
         def render(problem: LoopProblem, symbol: str, choice: Choice | None = None) -> Any:
-            template: LoopTemplate = render_step.loop_template(problem)
+            template: LoopTemplate = registry.loop_template(problem)
             configs = list(template.configs(problem))
             assert configs[0] == template.config(problem), "the scheduler's comes first"
             config = configs[min(number, len(configs) - 1)]
             used.append((problem.kind, str(config)))
             return real(problem, symbol, Choice(template.name, config.values))
 
-        monkeypatch.setattr(render_step, "render_loops", render)
+        monkeypatch.setattr(registry, "render_loops", render)
         return used
 
     return choose
@@ -321,7 +321,7 @@ def test_every_configuration_is_right_in_cpp(with_config: Callable[[int], Any], 
 def test_a_choice_names_the_template_and_its_knobs() -> None:
     problem = scaled_points()
     plain, other = (
-        render_step.render_loops(problem, "k", choice) for choice in (None, Choice("triton_pointwise", (("XBLOCK", 64),)))
+        registry.render_loops(problem, "k", choice) for choice in (None, Choice("triton_pointwise", (("XBLOCK", 64),)))
     )
     assert isinstance(plain, KernelCall)
     assert isinstance(other, KernelCall)
@@ -332,10 +332,10 @@ def test_a_choice_names_the_template_and_its_knobs() -> None:
     assert other.grid[0].as_int() == 64
     for value in (0, 96):
         with pytest.raises(errors.BadTemplate, match=f"cannot have XBLOCK={value}"):
-            render_step.render_loops(problem, "k", Choice("triton_pointwise", (("XBLOCK", value),)))
+            registry.render_loops(problem, "k", Choice("triton_pointwise", (("XBLOCK", value),)))
     with pytest.raises(errors.BadTemplate, match="cannot have YBLOCK=16"):
-        render_step.render_loops(problem, "k", Choice("triton_pointwise", (("YBLOCK", 16),)))
+        registry.render_loops(problem, "k", Choice("triton_pointwise", (("YBLOCK", 16),)))
     with pytest.raises(errors.BadTemplate, match="which are no knobs"):
-        render_step.render_loops(problem, "k", Choice("triton_pointwise", (("YELLOW", 64),)))
+        registry.render_loops(problem, "k", Choice("triton_pointwise", (("YELLOW", 64),)))
     with pytest.raises(errors.NoLoopTemplate, match="none is registered as cpp_pointwise"):
-        render_step.render_loops(problem, "k", Choice("cpp_pointwise", ()))
+        registry.render_loops(problem, "k", Choice("cpp_pointwise", ()))

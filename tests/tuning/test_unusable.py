@@ -169,12 +169,12 @@ def test_configurations_suit_the_shared_memory_there_is(monkeypatch: pytest.Monk
     seen: list[int] = []
     real = pipeline.render_step
 
-    def spy(step: Any, symbol: str, context: Any) -> Any:
+    def spy(step: Any, symbol: str, decisions: Any) -> Any:
         for choice in filter(None, (one.choice for one in members(step))):
-            [problem] = context.decisions.problems(step)
+            [problem] = decisions.problems(step)
             template = problem.template
             seen.append(template.resources(problem, template.config(**dict(choice.config))).shared)
-        return real(step, symbol, context)
+        return real(step, symbol, decisions)
 
     monkeypatch.setattr(pipeline, "render_step", spy)
     torch._dynamo.reset()

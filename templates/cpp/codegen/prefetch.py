@@ -13,9 +13,8 @@ from dataclasses import dataclass
 
 from kgen.ir import index as ix
 from kgen.ir import values as vs
-from kgen.ir.index import Atom, Expr, Var
+from kgen.ir.index import Atom, Expr, Sizes, Var
 from kgen.ir.plan import Kernel, Nest, Statement
-from kgen.ir.sizes import Sizes
 from kgen.ir.values import Value
 from kgen.templates.cpp.codegen.emit import Emitter
 

@@ -7,8 +7,7 @@ from dataclasses import dataclass
 
 from kgen.ir import index as ix
 from kgen.ir import nodes as ir
-from kgen.ir.index import Atom, Expr, Size
-from kgen.ir.sizes import Sizes
+from kgen.ir.index import Atom, Expr, Size, Sizes
 from kgen.rendered.kernel_call import Rendered
 from kgen.templates.contract import Config, template
 from kgen.templates.cpp.codegen.emit import Emitter

@@ -8,9 +8,8 @@ from dataclasses import dataclass, replace
 from kgen.ir import index as ix
 from kgen.ir import nodes as ir
 from kgen.ir import values as vs
-from kgen.ir.index import Expr, Var
+from kgen.ir.index import Expr, Sizes, Var
 from kgen.ir.plan import TILE, Nest, Statement
-from kgen.ir.sizes import Sizes
 from kgen.ir.values import total_cost
 from kgen.rendered.kernel_call import Rendered
 from kgen.templates.contract import Config, knob, template

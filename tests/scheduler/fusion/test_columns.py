@@ -12,8 +12,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from kgen.build import triton
+from kgen.ir.index import Sizes
 from kgen.ir.plan import Kernel, Schedule
-from kgen.ir.sizes import Sizes
 from kgen.report.record import Record, recording
 from kgen.report.traffic import bytes_minimal, bytes_moved
 from kgen.scheduler import Gpu, Options, choose_tiles

@@ -14,8 +14,8 @@ from torch import Tensor
 
 import kgen
 from kgen.build import triton
+from kgen.ir.index import Sizes
 from kgen.ir.plan import ComboKernel, Schedule
-from kgen.ir.sizes import Sizes
 from kgen.rendered.kernel_call import KernelCall
 from kgen.scheduler import Gpu, Options, choose_combo_tiles
 from kgen.scheduler.fusion import combo_kernels

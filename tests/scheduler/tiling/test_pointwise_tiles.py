@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from kgen.device import Gpu
-from kgen.ir.sizes import Sizes
+from kgen.ir.index import Sizes
 from kgen.scheduler import choose_tiles
 from tests.matmuls import compiled
 from tests.scheduler.selection.test_safe_choices import planned

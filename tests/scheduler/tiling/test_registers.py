@@ -9,8 +9,8 @@ from torch import Tensor
 
 from kgen.build import triton
 from kgen.device import Gpu
+from kgen.ir.index import Sizes
 from kgen.ir.plan import Kernel, Schedule, Tiling
-from kgen.ir.sizes import Sizes
 from kgen.scheduler import choose_tiles
 from kgen.scheduler.tiling.registers import registers_of_a_point
 from tests.gpu_graphs import run

@@ -7,8 +7,8 @@ import torch
 from torch import Tensor
 
 from kgen.device import Gpu
+from kgen.ir.index import Sizes
 from kgen.ir.plan import Kernel, Schedule, Tiling
-from kgen.ir.sizes import Sizes
 from kgen.scheduler import choose_tiles
 from tests.gpu_graphs import run
 from tests.scheduler.selection.test_safe_choices import planned

@@ -19,8 +19,8 @@ from kgen.build import triton
 from kgen.capture.decompositions import TABLE
 from kgen.cost import model
 from kgen.host.interpret import Interpreted
+from kgen.ir.index import Sizes
 from kgen.ir.plan import Kernel, Schedule, members
-from kgen.ir.sizes import Sizes
 from kgen.lowering import LoweringContext, lower, reinplace
 from kgen.report.record import recording
 from kgen.scheduler import Options, schedule

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from kgen.device import Gpu
 from kgen.ir import values as vs
-from kgen.ir.sizes import Sizes
+from kgen.ir.index import Sizes
 from kgen.scheduler import choose_tiles
 from tests.matmuls import compiled, error
 from tests.scheduler.selection.test_safe_choices import planned

@@ -18,8 +18,8 @@ import kgen
 from kgen import errors
 from kgen.build import triton
 from kgen.cost import model
+from kgen.ir.index import Sizes
 from kgen.ir.plan import Kernel, Schedule, members
-from kgen.ir.sizes import Sizes
 from kgen.only import only
 from kgen.report.record import recording
 from kgen.scheduler import Options

@@ -17,8 +17,8 @@ import torch
 from codegen import Row, gradients, near, report, run_rows, tensors
 from kernels import plans
 
+from kgen.ir.index import Sizes
 from kgen.ir.plan import Schedule
-from kgen.ir.sizes import Sizes
 from kgen.scheduler import choose_loops
 from tests.rendering import cpp_text
 from tests.slow import slow_but

@@ -26,8 +26,8 @@ from kgen.ir import index as ix
 from kgen.ir import nodes as ir
 from kgen.ir import ops
 from kgen.ir import values as vs
+from kgen.ir.index import Sizes
 from kgen.ir.plan import members
-from kgen.ir.sizes import Sizes
 from kgen.ir.values import Value
 from kgen.scheduler import choose_loops, schedule
 from tests.kernels import plans

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from kgen.build import triton
 from kgen.device import Gpu
-from kgen.ir.sizes import Sizes
+from kgen.ir.index import Sizes
 from kgen.rendered.gpu_kernel import TritonKernel
 from kgen.scheduler import choose_tiles
 from tests.gpu_graphs import run, short_rows

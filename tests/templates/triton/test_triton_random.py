@@ -18,8 +18,8 @@ from triton.compiler import ASTSource
 
 from kgen.capture.rng import KINDS
 from kgen.ir import nodes as ir
+from kgen.ir.index import Sizes
 from kgen.ir.plan import Blocks, Tiling
-from kgen.ir.sizes import Sizes
 from kgen.reference.evaluate_value import RANDOM
 from kgen.rendered.kernel_call import KernelCall
 from kgen.scheduler import Gpu, choose_tiles

@@ -1,39 +1,79 @@
-"""Groups of a graph: one for each node to begin with, and what fusion makes of them, in order."""
+"""From a draft of a graph to a plan: each node becomes a group, fusion makes larger ones, and these become steps."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
 
+from kgen import errors
 from kgen.ir import index as ix
 from kgen.ir import nodes as ir
-from kgen.ir.sizes import Sizes
+from kgen.ir.index import Sizes
+from kgen.ir.plan import Kernel, Schedule, Step
 from kgen.ir.verify import defined_once
-from kgen.scheduler.analysis.dependencies import edges, topological
+from kgen.scheduler.analysis.dependencies import edges, needed, topological
 from kgen.scheduler.analysis.items import Group, Members, accumulators, make_item
 from kgen.scheduler.analysis.memo import memoised
 from kgen.scheduler.fusion import cost
+from kgen.scheduler.fusion.combo_kernels import batch
 from kgen.scheduler.fusion.contraction_groups import items_of
 from kgen.scheduler.fusion.fuse import Fuser
-from kgen.scheduler.options import Options
-from kgen.verdict import Verdict
+from kgen.scheduler.fusion.pairs import Pairs
+from kgen.scheduler.fusion.sequences import in_sequence
+from kgen.scheduler.kernels.steps import distinct_names, local_buffers, steps_of, storage_shared
+from kgen.scheduler.protocol import Draft, Forming
+from kgen.scheduler.selection.choose import demanded
+from kgen.verdict import FusionDemand
+
+__all__ = ["plan_of"]
 
 # Nodes that a transform puts in one place, at most: so far is looked forward for one that has its place already.
 LOOKAHEAD = 64
 
 
-@dataclass(frozen=True, slots=True)
-class Constraints:
-    """What fusion must keep to around contractions, by results: `single` ones share no kernel with another one, updates in
-    `apart` none with any, and what `full_row_buffers` names is made in the kernel of the contraction it says."""
+def plan_of(draft: Draft) -> Schedule:
+    """The plan of a draft, without a memory plan. Of the draft's nodes, those stay whose results somebody needs."""
+    if len(draft.nodes) > 1:  # a graph's only node makes its result
+        draft.nodes = needed(draft.graph, draft.nodes)
+    fuser, options = _fuser_of(draft), draft.options
+    groups = fuser.run() if len(fuser.groups) > 1 or options.demands else fuser.groups
+    forming = Forming(draft, fuser.sizes, fuser.outputs | storage_shared(fuser.graph), fuser.verdicts)
+    fused = steps_of(fuser, groups, forming.kept, options)
+    pairs = Pairs(fuser, len(fuser.verdicts), [step.name for step in fused if isinstance(step, Kernel)])
+    steps = _formed(fused, forming, fuser)
+    plan = Schedule(draft.graph, steps, [*fuser.verdicts, *draft.verdicts])
+    plan.settle = pairs.settled
+    plan.local = local_buffers(steps)
+    plan.call_results = frozenset(o for group in groups if isinstance(group.call, ir.Extern) for o in ir.outs(group.call))
+    return plan
 
-    single: frozenset[str] = frozenset()
-    full_row_buffers: Mapping[str, str] = field(default_factory=dict)
-    apart: Mapping[str, Verdict] = field(default_factory=dict)
+
+def _formed(steps: list[Step], forming: Forming, fuser: Fuser) -> list[Step]:
+    """The steps of fused groups, with what moves between kernels, and with independent kernels gathered."""
+    options = forming.draft.options
+    for one in forming.draft.transforms if options.fusion else ():
+        steps = one.form(steps, forming)
+    _raise_unmet(fuser.unmet, steps)
+    steps = distinct_names(steps)
+    if len(steps) < 2 or not options.fusion or not options.horizontal_fusion:
+        return steps
+    steps = batch(steps, fuser.graph, options, fuser.verdicts)
+    return in_sequence(steps, fuser.graph, options.demands, fuser.verdicts)
 
 
-def fuser_of(graph: ir.Graph, options: Options, around: Constraints) -> Fuser:
-    """What fuses the graph's nodes: each is a group of its own."""
+def _raise_unmet(unmet: Iterable[tuple[FusionDemand, errors.FusionRequired]], steps: Sequence[Step]) -> None:
+    """Raises for what the user wants in one kernel and has not got, now that all that moves into kernels has moved."""
+    for demand, missing in unmet:
+        if not any(isinstance(step, Kernel) and demanded(step, (demand,)) for step in steps):
+            raise missing
+
+
+# ---- groups of one node -----------------------------------------------------------------------------------------------
+
+
+def _fuser_of(draft: Draft) -> Fuser:
+    """What fuses the draft's nodes: each is a group of its own."""
+    graph, options = replace(draft.graph, nodes=draft.nodes), draft.options
     after, order = _ordered(graph)
     position = {node: k for k, node in enumerate(order)}
     program_order = _program_order(graph, [graph.nodes[n] for n in order])
@@ -42,8 +82,8 @@ def fuser_of(graph: ir.Graph, options: Options, around: Constraints) -> Fuser:
     limits = {device: cost.LIMITS[options.target(device)] for device in {g.device for g in groups}}
     unordered = frozenset(device for device in limits if options.target(device) == "triton")
     fuser = Fuser(
-        graph, groups, Sizes(graph.size_hints), outputs, limits, options.fusion, options.demands, around.single,
-        options.horizontal_fusion, around.full_row_buffers, unordered, options.capabilities(graph), around.apart,
+        graph, groups, Sizes(graph.size_hints), outputs, limits, options.fusion, options.demands, draft.single,
+        options.horizontal_fusion, draft.full_row_buffers, unordered, options.capabilities(graph), draft.apart,
     )  # fmt: skip
     names = [name for node in graph.nodes for name in _defines(graph, node)]
     if len(set(names)) < len(names):
@@ -104,7 +144,7 @@ def _group(graph: ir.Graph, node: ir.Node, position: int, place: float) -> Group
 
 def _members(graph: ir.Graph, node: ir.Node, position: float) -> tuple[tuple[ix.Var, ...], tuple[ix.Var, ...], Members]:
     """The items of one node, and the loops that they are written over. Fusion makes others of them and changes none."""
-    assert not isinstance(node, ir.Extern | ir.Attention)
+    assert not ir.is_call(node)
     items = items_of(node, position, graph) if ir.is_template_node(node) else [make_item(node, position)]
     renamed: dict[ix.Atom, ix.Expr] = {}
     outer = _renamed("x", items[0].outer, renamed)
@@ -123,14 +163,3 @@ def _renamed(letter: str, loops: tuple[ix.Var, ...], renamed: dict[ix.Atom, ix.E
             kept.append(ix.var(f"{letter}{len(kept)}", v.extent))
             renamed[v] = kept[-1].expr()
     return tuple(kept)
-
-
-def in_order(groups: list[Group], fuser: Fuser, early: bool = False) -> list[Group]:
-    """A topological order of the fused groups, close to program order: that of their last nodes, or, `early`, of their first
-    ones. A group whose last node is far behind the first one may hold on to what it reads until then."""
-    if len(groups) < 2:
-        return groups
-    by_number = sorted(groups, key=lambda g: g.first if early else g.last)
-    numbers = {g.serial: k for k, g in enumerate(by_number)}
-    after = [{numbers[t.serial] for t in fuser.after.get(g.serial, ()) if t.serial in numbers} for g in by_number]
-    return [by_number[k] for k in topological(after, fuser.graph.name)]
