@@ -342,8 +342,8 @@ def _point(out: str, value: Value, at: tuple[Expr, ...]) -> Statement:
     return Statement("pointwise", (out,), value, at, False, -1, (True,))
 
 
-def _no_data(value: Value, extent: Expr) -> tuple[str, bool]:
-    raise AssertionError(f"an index from data below {extent} has no text without statements that read and check it")
+def _no_data(atom: ix.Indirect) -> tuple[str, bool]:
+    raise AssertionError(f"an index from data below {atom.size} has no text without statements that read and check it")
 
 
 def _indented(lines: Iterable[str]) -> list[str]:

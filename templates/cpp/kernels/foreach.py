@@ -112,4 +112,4 @@ class _Table:
 
     def _text(self, expr: Expr) -> str:
         self.symbols |= dict.fromkeys(a.name for a in sorted(ix.free_atoms(expr), key=lambda a: a.order) if isinstance(a, Size))
-        return IndexText(None, 1, lambda v, e: ("", False)).scalar(expr)
+        return IndexText(None, 1, lambda _: ("", False)).scalar(expr)
