@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -11,7 +11,7 @@ import torch
 
 from kgen.config import Config, override
 
-__all__ = ["Array", "Check", "BenchmarkJob", "Setting"]
+__all__ = ["Array", "BenchmarkJob", "Check", "Setting", "undisturbed"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,3 +112,9 @@ class BenchmarkJob:
     exact: bool = False
     roundings: tuple[torch.dtype, ...] = ()
     check: Check | None = None
+
+
+def undisturbed(samples: Sequence[float]) -> float:
+    """The lower quartile. Others who use the machine only ever add time, and may do so in more than half of the rounds: two
+    medians taken beside them differed by a factor of two."""
+    return sorted(samples)[(len(samples) - 1) // 4]
