@@ -81,9 +81,13 @@ class Setting:
         """In the process that runs what was asked, which it has for itself."""
         torch.set_num_threads(self.threads)
         torch.backends.cuda.matmul.allow_tf32 = self.allow_tf32
-        options: dict[str, Any] = {name: value for name, value in self.options if value is not None}
-        with override(**options):
+        with self.toolchain():
             yield
+
+    def toolchain(self) -> contextlib.AbstractContextManager[object]:
+        """The folders, compiler and instruction set alone."""
+        options: dict[str, Any] = {name: value for name, value in self.options if value is not None}
+        return override(**options)
 
 
 @dataclass(frozen=True, slots=True)
