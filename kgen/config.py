@@ -340,7 +340,7 @@ def _checked_value(name: str, value: Any) -> Any:
         near = option_names.near(name, (*_FIELDS, *option_names.OF_INDUCTOR))
         raise errors.UnknownOption(option=name, near=near, valid=", ".join(sorted(_FIELDS)))
     if name == "mode" and value not in MODES:
-        raise errors.UnknownMode(mode=value, valid=", ".join(MODES))
+        raise errors.UnknownMode(mode=value, near=option_names.near(str(value), MODES), valid=", ".join(MODES))
     if name in _CHOICES:
         if value not in _CHOICES[name]:
             raise errors.BadOptionValue(option=name, value=value, expected="use one of: " + ", ".join(_CHOICES[name]))

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, TypeVar
 
 from kgen import errors
 from kgen.ir.program import Axes, MatrixSizes, Program
+from kgen.option_names import near
 
 if TYPE_CHECKING:
     from kgen.templates.base import Request
@@ -218,7 +219,7 @@ def find(name: str) -> Template:
     """The template of that name; raises UnknownTemplate."""
     _load()
     if name not in _templates:
-        raise errors.UnknownTemplate(template=name, valid=", ".join(_templates))
+        raise errors.UnknownTemplate(template=name, near=near(name, _templates), valid=", ".join(_templates))
     return _templates[name]
 
 
