@@ -61,6 +61,8 @@ _loops: dict[tuple[str, str], list[LoopTemplate]] = {}
 
 def add(template: Template) -> None:
     """Registers a template. A module that is loaded again may register its own once more."""
+    if not is_built_in(template):
+        _load()  # or the name of one of kgen's own would be taken, and be missed where that is loaded
     _check_name(template)
     _templates[template.name] = template
     _refusals.clear()

@@ -322,6 +322,7 @@ def test_doctor_says_whose_measurements_there_are(mine: TuningFile, text: str | 
     if text == "other":
         mine.write([entry(3)])
     elif text is not None:
+        mine.path.parent.mkdir(parents=True, exist_ok=True)
         mine.path.write_text(text)
     check = doctor._measurements("measurements")
     assert (check.status, said in check.found) == (status, True)
