@@ -29,7 +29,9 @@ class Parser(argparse.ArgumentParser):
     def _check_value(self, action: argparse.Action, value: object) -> None:
         if action.choices is not None and value not in action.choices:
             valid = [str(one) for one in action.choices]
-            raise argparse.ArgumentError(action, f"there is no {value!r}; {_near(str(value), valid)}use one of: {', '.join(valid)}")
+            raise argparse.ArgumentError(
+                action, f"there is no {value!r}; {_near(str(value), valid)}use one of: {', '.join(valid)}"
+            )
 
     def nearest(self, unknown: Sequence[str]) -> str:
         """A question about the first of some flags that is like one of this command's; empty where none is."""
@@ -74,7 +76,9 @@ def parse(arguments: Sequence[str]) -> argparse.Namespace:
         question = options.parser.nearest(own)
         options.parser.error(f"unrecognized arguments: {' '.join(own)}{'; ' if question else ''}{question}")
     if unknown and (question := options.parser.nearest(unknown)):
-        note = f"kgen: the script gets {' '.join(unknown)}; {question} What stands behind `--` is the script's without this line"
+        note = (
+            f"kgen: the script gets {' '.join(unknown)}; {question} What stands behind `--` is the script's without this line"
+        )
         print(note, file=sys.stderr)
     options.arguments = own
     return options

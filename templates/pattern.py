@@ -107,7 +107,9 @@ def operator(
     _check_texts("operator", (name, *axes))
     operands, results, windows = _axes(axes)
     if not isinstance(examples, Sequence) or not all(isinstance(one, Mapping) for one in examples):
-        raise errors.BadTemplate(template=name, problem=f"examples is a list of dicts, [{{'eps': 1e-5}}], and this is {examples!r}")
+        raise errors.BadTemplate(
+            template=name, problem=f"examples is a list of dicts, [{{'eps': 1e-5}}], and this is {examples!r}"
+        )
     if "::" not in name:
         raise errors.BadTemplate(template=name, problem="the name of an operator is written 'namespace::name'")
     if len(set(results)) != 1:

@@ -153,7 +153,9 @@ def test_the_other_process_hands_over_what_it_made(monkeypatch: pytest.MonkeyPat
     asked, args, g = here(monkeypatch, tmp_path), operands(), compiled()
     monkeypatch.setattr(background, "_serialized", _marked(background._serialized))
     g(*args)
-    monkeypatch.setattr(background.Job, "compiled", lambda job: pytest.fail("compiled here") if len(asked) > 1 else COMPILED(job))
+    monkeypatch.setattr(
+        background.Job, "compiled", lambda job: pytest.fail("compiled here") if len(asked) > 1 else COMPILED(job)
+    )
     assert kgen.wait_for_tuning(SECONDS)
     assert (counters["background.tuned"], counters["background.failed"], len(asked)) == (1, 0, 1)
     torch.testing.assert_close(g(*args), f(*args))

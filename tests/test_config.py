@@ -154,7 +154,7 @@ def test_other_names_of_inductor_are_refused(name: str) -> None:
 
 
 def test_a_switch_that_is_no_switch_is_refused() -> None:
-    with pytest.raises(errors.BadOptionValue, match="max_autotune.*\n.*True or False"):
+    with pytest.raises(errors.BadOptionValue, match=r"max_autotune.*\n.*True or False"):
         from_call(None, {"max_autotune": 3})
 
 

@@ -191,7 +191,9 @@ def _measurements(name: str) -> Check:
     file, *shipped = stores(config.current()).files
     problem = file.problem()
     if problem:
-        return Check(name, NOTE, f"{file.path} is not used: {problem}", "move the file away, or set KGEN_TUNING_FILE to another one")
+        return Check(
+            name, NOTE, f"{file.path} is not used: {problem}", "move the file away, or set KGEN_TUNING_FILE to another one"
+        )
     here = {machine_name(kind) for kind in ("cpu", "cuda")}
     known = [entry.key.device for one in (file, *shipped) for entry in one.entries()]
     text = f"{file.path}: {len(file.entries())}, and {len(known) - len(file.entries())} shipped"

@@ -119,6 +119,6 @@ class BenchmarkJob:
 
 
 def undisturbed(samples: Sequence[float]) -> float:
-    """What the fastest sixteenth takes at most. Others who use the machine only ever add time, and may do so in most rounds: two
-    medians of one kernel, taken beside compilers on all cores, differed by a factor of 18."""
+    """What the fastest sixteenth takes at most. Others who use the machine only ever add time, and may do so in most rounds.
+    Two medians of one kernel, taken beside compilers on all cores, differed by a factor of 18."""
     return sorted(samples)[(len(samples) - 1) // 16]

@@ -172,8 +172,9 @@ class _Run:
 
 
 def _timer(call: Call, sets: list[list[Any]], kind: str) -> Callable[[], float]:
-    """Seconds of a call, over as many calls as take long enough to be timed, each on the next set of arguments. What is recorded
-    goes through all sets."""
+    """Seconds of a call, over as many calls as take long enough to be timed, each on the next set of arguments.
+
+    What is recorded goes through all sets."""
     one_call = min(_seconds(lambda: call(list(sets[0])), kind) for _ in range(WARM_UP[kind]))
     count = max(1, min(MAX_CALLS, math.ceil(LEAST_SECONDS[kind] / max(one_call, 1e-7))))
     count = max(count, len(sets)) if kind == "cuda" else count

@@ -75,15 +75,15 @@ DECLARATIONS = {
     ),
     "a number for an axis": ('kgen.operand("b", "m", "k")', 'kgen.operand("b", "m", 3)', "axes are named by texts"),
     "numbers for a pattern": (PATTERN, "kgen.contraction(1, 2)", "axes are named by texts"),
-    "a text for a pattern": (PATTERN, '"b,m,k", ', "implements is kgen.contraction"),
+    "a text for a pattern": (PATTERN, '"b,m,k"', "implements is kgen.contraction"),
     "a dict for examples": (
-        PATTERN, 'kgen.operator("aten::mm", "m,k", "k,n -> m,n", examples={"eps": 1})', "examples is a list of dicts",
+        PATTERN, 'kgen.operator("aten::mm", "m,k", "k,n -> m,n", examples={{"eps": 1}})', "examples is a list of dicts",
     ),
     "a value twice": ("kgen.knob(16)", "kgen.knob(16, 16)", "has a value more than once"),
-    "a path for a source": ('source="matmul.py.jinja"', "source=__import__('pathlib').Path('matmul.py.jinja')", "source is the name"),
+    "a path for a source": ('source="matmul.py.jinja"', "source=kgen.knob", "source is the name"),
     "no source": ('source="matmul.py.jinja"', "source=''", "source is the name"),
-    "a number for a name": ('device="cuda"', 'device="cuda", name=3', "name is a text without spaces"),
-    "a name with a space": ('device="cuda"', 'device="cuda", name="my matmul"', "name is a text without spaces"),
+    "a number for a name": ('name="{name}"', "name=3", "name is a text without spaces"),
+    "a name with a space": ('name="{name}"', 'name="my matmul"', "name is a text without spaces"),
 }  # fmt: skip
 # Of the Jinja file.
 SOURCES = {
@@ -159,7 +159,7 @@ def test_a_wrong_declaration(tmp_path: Path, what: str) -> None:
         registered(tmp_path, MODULE.replace(old, new))
     assert message in str(caught.value)
     if isinstance(caught.value, errors.BadTemplate):  # Python's own errors have the line in their traceback
-        assert "@kgen.template" in shown_line(str(caught.value))
+        assert ("kgen.operand(" if what == "a number for an axis" else "@kgen.template") in shown_line(str(caught.value))
     assert NAME not in registry.names()
 
 

@@ -302,7 +302,9 @@ def test_times_as_text(seconds: float, expected: str) -> None:
     assert seconds_text(seconds) == expected
 
 
-def test_what_was_measured_before_an_interruption_is_said(mine: TuningFile, monkeypatch: pytest.MonkeyPatch, capsys: Any) -> None:
+def test_what_was_measured_before_an_interruption_is_said(
+    mine: TuningFile, monkeypatch: pytest.MonkeyPatch, capsys: Any
+) -> None:
     def interrupted(*_: Any) -> bool:
         mine.write([entry(3)])
         raise KeyboardInterrupt
@@ -316,7 +318,12 @@ def test_what_was_measured_before_an_interruption_is_said(mine: TuningFile, monk
 
 @pytest.mark.parametrize(
     ("text", "status", "said"),
-    [("", "note", "is not used"), ("{", "note", "is not JSON"), (None, "ok", ": 0, and"), ("other", "note", "of this machine: none")],
+    [
+        ("", "note", "is not used"),
+        ("{", "note", "is not JSON"),
+        (None, "ok", ": 0, and"),
+        ("other", "note", "of this machine: none"),
+    ],
 )
 def test_doctor_says_whose_measurements_there_are(mine: TuningFile, text: str | None, status: str, said: str) -> None:
     if text == "other":
