@@ -15,7 +15,7 @@ from kgen import __version__
 from kgen.errors import KgenError
 
 if TYPE_CHECKING:
-    Commands = argparse._SubParsersAction[argparse.ArgumentParser]
+    Commands = argparse._SubParsersAction["Parser"]
 
 __all__ = ["main", "parse"]
 
@@ -84,7 +84,7 @@ def parse(arguments: Sequence[str]) -> argparse.Namespace:
     return options
 
 
-def _parser() -> argparse.ArgumentParser:
+def _parser() -> Parser:
     parser = Parser(
         prog="kgen", description="A torch.compile backend in which every kernel is a template with slots.", allow_abbrev=False
     )
@@ -161,14 +161,14 @@ def _positive(text: str) -> float:
     return found
 
 
-def _command(commands: Commands, name: str, text: str, run: str, script: bool = False) -> argparse.ArgumentParser:
+def _command(commands: Commands, name: str, text: str, run: str, script: bool = False) -> Parser:
     """A command whose function is `run`, ``module:function`` below `kgen.commands`."""
     made = commands.add_parser(name, help=text, epilog=SCRIPT if script else None, allow_abbrev=False)
     made.set_defaults(run=run, takes_script=script, parser=made)
     return made
 
 
-def _templates_parser(parser: argparse.ArgumentParser) -> None:
+def _templates_parser(parser: Parser) -> None:
     actions = parser.add_subparsers(required=True, metavar="action")
     made = {
         name: _command(actions, name, text, f"templates_command:{function}")
@@ -196,7 +196,7 @@ def _templates_parser(parser: argparse.ArgumentParser) -> None:
     made["check"].add_argument("--seconds", type=_positive, help="begin no further problem after so long")
 
 
-def _cache_parser(parser: argparse.ArgumentParser) -> None:
+def _cache_parser(parser: Parser) -> None:
     actions = parser.add_subparsers(required=True, metavar="action")
     for name, function, text in (
         ("list", "list_entries", "every entry"),
