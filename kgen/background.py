@@ -3,7 +3,7 @@
 A graph runs at once, with the kernels that the default mode chooses. When its first call has answered, and nothing is compiled
 any more, another process compiles the same graph in a max-autotune mode, which measures candidates and adds the winners to the
 tuning file. This process loads what the other one has made, and the new graph takes the old one's place between two calls
-(docs/tuning.md). The cache remembers that the graph was tuned: a later process begins with the better one.
+(docs/tuning.md). The cache keeps that the graph was tuned: a later process begins with the better one.
 """
 
 from __future__ import annotations

@@ -317,7 +317,7 @@ def test_what_was_measured_before_an_interruption_is_said(
 
 
 @pytest.mark.parametrize(
-    ("text", "status", "said"),
+    ("text", "status", "words"),
     [
         ("", "note", "is not used"),
         ("{", "note", "is not JSON"),
@@ -325,12 +325,12 @@ def test_what_was_measured_before_an_interruption_is_said(
         ("other", "note", "of this machine: none"),
     ],
 )
-def test_doctor_says_whose_measurements_there_are(mine: TuningFile, text: str | None, status: str, said: str) -> None:
+def test_doctor_says_whose_measurements_there_are(mine: TuningFile, text: str | None, status: str, words: str) -> None:
     if text == "other":
         mine.write([entry(3)])
     elif text is not None:
         mine.path.parent.mkdir(parents=True, exist_ok=True)
         mine.path.write_text(text)
     check = doctor._measurements("measurements")
-    assert (check.status, said in check.found) == (status, True)
+    assert (check.status, words in check.found) == (status, True)
     assert "GPU 1" in check.advice or text != "other"
