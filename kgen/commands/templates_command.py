@@ -179,11 +179,12 @@ def found_template(name: str) -> Template | LoopTemplate:
     return found
 
 
-def _from_file(name: str) -> str:
+def _from_file(given: str) -> str:
     """What to do with a file that stands where the name of a template is wanted."""
-    if not name.endswith((".py", ".jinja")):
+    file = Path(given)
+    if file.suffix not in (".py", ".jinja"):
         return ""
-    module = Path(name).stem.partition(".")[0]
+    module = file.with_suffix("").with_suffix("").name
     return f"give the name of a template that the file declares, and --module {module} to import it; "
 
 
