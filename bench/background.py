@@ -4,9 +4,12 @@
 
 First calls are those of fresh processes. Each has a cache of its own that holds the precompiled header and the runtime, and
 nothing of the graph. The modes take turns, each first in every second round, and wait until what the one before has started
-is over. Final speed is that of one process: the tuned graph and one of max-autotune are timed in turns once nothing is tuned
-any more. Each has a tuning file of its own, and so has a second graph of max-autotune: what two tunings of one problem differ
-by is the least that can be asked of any two.
+is over. Beside the clock's seconds stand those of the thread that calls, which others on the machine do not add to.
+
+Final speed is that of one process: the tuned graph and one of max-autotune are timed in turns, call by call, once nothing is
+tuned any more. Each has a tuning file of its own, and so has a second graph of max-autotune: what two tunings of one problem
+differ by is the least that can be asked of any two. Medians stand beside lower quartiles. `again` is the first call of the
+next process, and of the one after it, with the cache that the tuning has left behind.
 """
 
 from __future__ import annotations
@@ -36,6 +39,8 @@ from bench.measurements import write
 DEFAULT, BACKGROUND, AUTOTUNE, AGAIN = "default", "background", "max-autotune", "max-autotune again"
 # Seconds after a process: the compilers that its tuning has started end by then.
 SETTLING = 3.0
+UNTIL_TUNED = " until tuned"
+CLOCKS = ("clock", "thread")
 MODES: dict[str, dict[str, Any]] = {DEFAULT: {}, BACKGROUND: {"tuning": "background"}}
 
 
@@ -51,11 +56,16 @@ def scores(x: Tensor, y: Tensor) -> Tensor:
     return torch.softmax(x @ y.transpose(-1, -2) * 0.125, -1)
 
 
+def normalised(x: Tensor) -> Tensor:
+    return F.layer_norm(x, x.shape[-1:]) * F.softmax(x, -1)
+
+
 Case = tuple[Callable[..., Tensor], tuple[tuple[int, ...], ...]]
 CASES: dict[str, Case] = {
     "gelu(x w + b), 256x1024x1024": (gelu_of_matmul, ((256, 1024), (1024, 1024), (1024,))),
     "relu(x w) v + x, 128x512x2048": (feed_forward, ((128, 512), (512, 2048), (2048, 512))),
     "softmax(x y'), 8x256x256x64": (scores, ((8, 256, 64), (8, 256, 64))),
+    "layer_norm(x) softmax(x), 512x4096": (normalised, ((512, 4096),)),
 }
 
 
@@ -68,16 +78,19 @@ def arguments_of(name: str) -> tuple[Callable[..., Tensor], list[Tensor]]:
 # ---- in a process of its own --------------------------------------------------------------------------------------------
 
 
-def first_call(name: str, mode: str) -> float:
-    """Seconds of the first call in this process."""
+def first_call(name: str, mode: str, until_tuned: bool = False) -> dict[str, float]:
+    """Seconds of the first call in this process, of the clock and of its thread."""
     function, given = arguments_of(name)
     compiled = kgen.compile(function, options={"template_packages": False, **MODES[mode]})
-    started = time.perf_counter()
+    started, worked = time.perf_counter(), time.thread_time()
     compiled(*given)
-    return time.perf_counter() - started
+    found = {"clock": time.perf_counter() - started, "thread": time.thread_time() - worked}
+    if until_tuned:
+        kgen.wait_for_tuning()
+    return found
 
 
-def final_speed(name: str, seconds: float, folder: Path) -> dict[str, float]:
+def final_speed(name: str, seconds: float, folder: Path) -> dict[str, dict[str, float]]:
     """Seconds of a call of each, when the background has nothing left to do."""
     function, given = arguments_of(name)
     measured = {"mode": "max-autotune-no-cudagraphs", "tuning_seconds": seconds}
@@ -91,8 +104,8 @@ def final_speed(name: str, seconds: float, folder: Path) -> dict[str, float]:
     for one in compiled.values():
         one(*given)
         kgen.wait_for_tuning()
-    timed = interleave({mode: partial(one, *given) for mode, one in compiled.items()}, seconds=4.0)
-    return {mode: timing.median for mode, timing in timed.items()}
+    timed = interleave({mode: partial(one, *given) for mode, one in compiled.items()}, seconds=10.0, sample=2e-4)
+    return {mode: {"median": timing.median, "low": timing.low} for mode, timing in timed.items()}
 
 
 def child(options: argparse.Namespace) -> int:
@@ -104,7 +117,7 @@ def child(options: argparse.Namespace) -> int:
         with tempfile.TemporaryDirectory() as folder:
             made = final_speed(options.case, options.seconds, Path(folder))
     else:
-        made = first_call(options.case, options.child)
+        made = first_call(options.case, options.child.partition(" ")[0], options.child.endswith(UNTIL_TUNED))
     print(json.dumps(made), flush=True)
     os._exit(0)  # what is tuned in the background has not ended
 
@@ -120,31 +133,41 @@ def asked(what: str, name: str, cache: Path, seconds: float) -> Any:
     return json.loads(done.stdout.splitlines()[-1])
 
 
-def in_fresh_cache(what: str, name: str, prepared: Path, seconds: float) -> Any:
+def in_fresh_cache(what: Sequence[str], name: str, prepared: Path, seconds: float) -> list[Any]:
+    """What processes print one after the other that share a cache."""
     with tempfile.TemporaryDirectory(prefix="kgen-bench-") as folder:
         cache = Path(folder) / "cache"
         shutil.copytree(prepared, cache, symlinks=True)
-        return asked(what, name, cache, seconds)
+        return [asked(one, name, cache, seconds) for one in what]
 
 
 def measured(name: str, prepared: Path, options: argparse.Namespace) -> dict[str, Any]:
     """A row. First calls are medians of processes that take turns."""
-    firsts: dict[str, list[float]] = {mode: [] for mode in MODES}
+    firsts: dict[str, list[dict[str, float]]] = {mode: [] for mode in MODES}
     for number in range(options.processes):
         for mode in list(MODES)[:: -1 if number % 2 else 1]:
-            firsts[mode].append(in_fresh_cache(mode, name, prepared, options.seconds))
+            firsts[mode] += in_fresh_cache([mode], name, prepared, options.seconds)
             time.sleep(SETTLING)
-    first = {mode: median(found) for mode, found in firsts.items()}
-    final = in_fresh_cache("final", name, prepared, options.seconds)
-    return {"name": name, "seconds": final, "first_call": first, "first_calls": firsts}
+    first = {mode: {clock: median(one[clock] for one in found) for clock in CLOCKS} for mode, found in firsts.items()}
+    [final] = in_fresh_cache(["final"], name, prepared, options.seconds)
+    later = {mode: in_fresh_cache([mode + UNTIL_TUNED] * 3, name, prepared, options.seconds)[1:] for mode in MODES}
+    return {"name": name, "seconds": final, "first_call": first, "first_calls": firsts, "again": later}
 
 
 def text(row: dict[str, Any]) -> str:
     first, final = row["first_call"], row["seconds"]
-    calls = f"first call {first[BACKGROUND]:.2f} s, {first[BACKGROUND] / first[DEFAULT]:.3f} of the default mode's"
-    speeds = ", ".join(f"{final[BACKGROUND] / final[mode]:.3f} of {mode}'s" for mode in (DEFAULT, AUTOTUNE))
-    noise = f"{AGAIN} {final[AGAIN] / final[AUTOTUNE]:.3f} of that"
-    return f"{row['name']}: {calls}; then {final[BACKGROUND] * 1e6:.1f} us a call, {speeds} ({noise})"
+    shares = ", ".join(f"{first[BACKGROUND][clock] / first[DEFAULT][clock]:.3f} by {clock}" for clock in CLOCKS)
+    seconds = {mode: ", ".join(f"{one['clock']:.2f}" for one in found) for mode, found in row["again"].items()}
+    later = "; ".join(f"{mode} {found} s" for mode, found in seconds.items())
+
+    def against(mode: str, other: str) -> str:
+        return f"{final[mode]['median'] / final[other]['median']:.3f} (low {final[mode]['low'] / final[other]['low']:.3f})"
+
+    return (
+        f"{row['name']}\n  first call {first[BACKGROUND]['clock']:.2f} s: of the default mode's {shares}\n  again: {later}\n"
+        f"  then {final[BACKGROUND]['low'] * 1e6:.1f} us a call: {against(BACKGROUND, DEFAULT)} of the default mode's,"
+        f" {against(BACKGROUND, AUTOTUNE)} of max-autotune's; {AGAIN} {against(AGAIN, AUTOTUNE)} of that"
+    )
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -163,11 +186,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
         rows = [measured(name, Path(folder), options) for name in options.case or CASES]
     for row in rows:
         print(text(row))
-    first = [row["first_call"][BACKGROUND] / row["first_call"][DEFAULT] for row in rows]
-    final = [row["seconds"][BACKGROUND] / row["seconds"][AUTOTUNE] for row in rows]
-    print(
-        f"in geomean: first call {geomean(first):.3f} of the default mode's, final speed {geomean(final):.3f} of max-autotune's"
-    )
+    first = {c: geomean(row["first_call"][BACKGROUND][c] / row["first_call"][DEFAULT][c] for row in rows) for c in CLOCKS}
+    final = {k: geomean(row["seconds"][BACKGROUND][k] / row["seconds"][AUTOTUNE][k] for row in rows) for k in ("median", "low")}
+    print(f"in geomean: first call {first['clock']:.3f} of the default mode's, {first['thread']:.3f} by thread;", end=" ")
+    print(f"final speed {final['median']:.3f} of max-autotune's, {final['low']:.3f} by lower quartiles")
     if options.json:
         write(options.json, "background", rows)
     return 0

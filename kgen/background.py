@@ -1,8 +1,9 @@
 """Tuning beside a running program: the option ``tuning="background"``.
 
-A graph runs at once, with the kernels that the default mode chooses. Its first call asks for better ones: another process
-compiles the same graph in a max-autotune mode, which measures candidates and adds the winners to the tuning file. Then a thread
-compiles the graph again by that file, and the new one takes the old one's place between two calls (docs/tuning.md).
+A graph runs at once, with the kernels that the default mode chooses. When its first call has answered, and nothing is compiled
+any more, another process compiles the same graph in a max-autotune mode, which measures candidates and adds the winners to the
+tuning file. This process loads what the other one has made, and the new graph takes the old one's place between two calls
+(docs/tuning.md). The cache keeps that the graph was tuned: a later process begins with the better one.
 """
 
 from __future__ import annotations
@@ -17,23 +18,26 @@ import pickle
 import queue
 import sys
 import threading
-from collections.abc import Callable, Mapping, Sequence
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Protocol, Self
 
 from torch.fx import GraphModule
 
-from kgen import cache, only
+from kgen import cache, only, watch
 from kgen.build import child
-from kgen.capture.aot_cache import CompiledGraph, NotSerializable, Strides
-from kgen.capture.packed_graph import NotPackable, packed, unpacked
+from kgen.capture.aot_cache import CompiledGraph, NotSerializable, Strides, entry_tag
+from kgen.capture.packed_graph import NotPackable, packed, signature, unpacked
 from kgen.capture.torch_adapter import GraphInfo
-from kgen.config import Config
+from kgen.config import Config, code_key
 from kgen.counters import counters
+from kgen.report import trace
+from kgen.report.record import RECORDERS
 from kgen.tuning.benchmark import Setting
-from kgen.tuning.store import stores
-from kgen.tuning.tuner import UNANSWERED
+from kgen.tuning.entry import Key
+from kgen.tuning.tuner import ASKED
 from kgen.verdict import DEMANDS
 
 __all__ = ["Improving", "Job", "improving", "serve", "wait_for_tuning"]
@@ -44,17 +48,23 @@ LOG = logging.getLogger("kgen.tuning")
 # compiles; and how it gives way to the program that waits for it.
 CHILD = "kgen.background"
 START_LIMIT, MORE_SECONDS = 120.0, 600.0
-NICE = 5
+NICE = 10
+# Seconds without a graph that is compiled or called for the first time, before one is tuned: a program that starts has use for
+# all cores.
+QUIET = 0.5
 MEASURED = "max-autotune-no-cudagraphs"
+# The cache's kind of what is known of tuned graphs.
+KIND = "background"
 
 Compile = Callable[[GraphModule, GraphInfo, Config], CompiledGraph]
 
 
 @dataclass(frozen=True)
 class Job:
-    """A graph before the stages, to be compiled in another process, and in this one once more. `compile_graph` is a function
-    that both find under its name."""
+    """A graph before the stages, to be compiled in another process, and in this one where that cannot hand over what it made.
+    `compile_graph` is a function that both find under its name. `key` is the graph's in the cache."""
 
+    key: str
     graph: bytes
     info: GraphInfo
     config: Config
@@ -80,13 +90,12 @@ class Follower(Protocol):
 
 
 class Improving:
-    """A compiled graph that is replaced by a better one, once. The first call asks for it."""
+    """A compiled graph that is replaced by a better one, once. The first call that has answered asks for it."""
 
     def __init__(self, graph: CompiledGraph, job: Job) -> None:
         self.graph, self.job = graph, job
         self.output_strides: Strides = graph.output_strides
         self.coverage: Mapping[str, int] = graph.coverage
-        self.known = stores(job.config).fingerprint()
         self.context = contextvars.copy_context()
         self.follower: Follower | None = None
         self.asking, self.asked = threading.Lock(), False
@@ -96,23 +105,33 @@ class Improving:
         self.follower = follower
 
     def __call__(self, args: list[Any]) -> Sequence[Any]:
-        assert self.follower is not None
-        self.follower(self.graph, is_final=False)
+        results = self.graph(args)
         with self.asking:
             first, self.asked = not self.asked, True
         if first:
+            assert self.follower is not None
+            self.follower(self.graph, is_final=False)
+            BUSY.note()
             _thread().put(self)
-        return self.graph(args)
+        return results
 
     def improve(self, ask: Callable[[Job], Mapping[str, Any]]) -> None:
         """Has candidates measured, and lets a better graph take over."""
         reply = ask(self.job.measuring())
         if "failed" in reply:
             _left("failed", self.job, reply["failed"])
-        elif stores(self.job.config).fingerprint() == self.known:
+        elif not reply.get("answered"):
             _left("unchanged", self.job, "nothing was measured")
-        else:
+        elif "graph" not in reply or self._is_watched():
             self._take_over(self.context.run(self.job.measured().compiled))
+        elif reply["graph"] == _serialized(self.graph):
+            _left("unchanged", self.job, "its choices were the best")
+        else:
+            self._take_over(_loaded(reply["graph"], self.job))
+
+    def _is_watched(self) -> bool:
+        """Whether somebody wants to know what is compiled in this process."""
+        return self.job.config.debug is not None or watch.GRAPHS.watch is not None or bool(RECORDERS) or trace.is_kept()
 
     def _take_over(self, better: CompiledGraph) -> None:
         if better.output_strides != self.output_strides:  # backward is compiled for the strides of what forward saves
@@ -133,15 +152,73 @@ class Improving:
 
 
 def improving(gm: GraphModule, info: GraphInfo, config: Config, compile_graph: Compile) -> CompiledGraph:
-    """The graph, compiled by what is known; one that improves, where there is something to measure."""
-    job = _job(gm, info, config, compile_graph)
-    unanswered: set[Any] = set()
-    token = UNANSWERED.set(unanswered)
+    """The graph, compiled by what is known; one that improves, where there is something to measure and nobody has done that."""
+    with BUSY.working():
+        job = _job(gm, info, config, compile_graph)
+        if job is None:
+            return compile_graph(gm, info, config)
+        known = _tuned(job)
+        if known is not None:
+            made, asked = _asking(job.measured().compiled)
+            if _unanswered(asked) <= known:
+                counters.add("background.known")
+                return made
+        made, asked = _asking(lambda: compile_graph(gm, info, config))
+        return Improving(made, job) if asked else made
+
+
+def _asking(compiled: Callable[[], CompiledGraph]) -> tuple[CompiledGraph, Mapping[Key, bool]]:
+    """A compiled graph, and what was asked of measurements meanwhile."""
+    asked: dict[Key, bool] = {}
+    token = ASKED.set(asked)
     try:
-        made = compile_graph(gm, info, config)
+        return compiled(), asked
     finally:
-        UNANSWERED.reset(token)
-    return made if job is None or not unanswered else Improving(made, job)
+        ASKED.reset(token)
+
+
+class _Busy:
+    """Whether graphs are compiled, or called for the first time, and when that was last so."""
+
+    def __init__(self) -> None:
+        self.graphs, self.last, self.lock = 0, time.monotonic(), threading.Lock()
+
+    @contextlib.contextmanager
+    def working(self) -> Iterator[None]:
+        self._count(1)
+        try:
+            yield
+        finally:
+            self._count(-1)
+
+    def note(self) -> None:
+        self._count(0)
+
+    def _count(self, more: int) -> None:
+        with self.lock:
+            self.graphs += more
+            self.last = time.monotonic()
+
+    def wait(self) -> None:
+        """Until it was not so for a while."""
+        while True:
+            with self.lock:
+                left = self.last + QUIET - time.monotonic()
+                left = max(left, QUIET / 4) if self.graphs else left
+            if left <= 0:
+                return
+            time.sleep(left)
+
+
+BUSY = _Busy()
+
+
+def _unlock() -> None:
+    """In a fork, which may find it held, and compiles nothing yet."""
+    BUSY.__init__()  # type: ignore[misc]
+
+
+os.register_at_fork(after_in_child=_unlock)
 
 
 def _job(gm: GraphModule, info: GraphInfo, config: Config, compile_graph: Compile) -> Job | None:
@@ -149,7 +226,9 @@ def _job(gm: GraphModule, info: GraphInfo, config: Config, compile_graph: Compil
     if DEMANDS.get() or only.current() is not None:
         return None
     try:
-        return Job(packed(gm), replace(info, shape_env=None), config, Setting.here(config), compile_graph)
+        graph, setting = packed(gm), Setting.here(config)
+        key = entry_tag((signature(gm), info.role, code_key(config), setting.threads, setting.allow_tf32))
+        return Job(key, graph, replace(info, shape_env=None), config, setting, compile_graph)
     except NotPackable as cause:
         counters.add("background.refused")
         LOG.info("%s is not tuned in the background: %s", info.name, cause)
@@ -159,6 +238,42 @@ def _job(gm: GraphModule, info: GraphInfo, config: Config, compile_graph: Compil
 def _left(why: str, job: Job, text: str) -> None:
     counters.add(f"background.{why}")
     LOG.info("%s stays as it is: %s", job.info.name, text)
+
+
+# ---- what the cache knows of graphs ---------------------------------------------------------------------------------------
+
+
+def _tuned(job: Job) -> frozenset[str] | None:
+    """What no measurement could answer when the graph was tuned; None where it was not."""
+    found = cache.get(KIND, job.key)
+    return None if found is None else frozenset(json.loads(found))
+
+
+def _note_tuned(job: Job, asked: Mapping[Key, bool]) -> None:
+    cache.put(KIND, job.key, json.dumps(sorted(_unanswered(asked))).encode())
+
+
+def _unanswered(asked: Mapping[Key, bool]) -> frozenset[str]:
+    return frozenset(cache.stable_hash(key) for key, answered in asked.items() if not answered)
+
+
+# ---- graphs from the other process ----------------------------------------------------------------------------------------
+
+
+def _serialized(graph: CompiledGraph) -> bytes | None:
+    """What `_loaded` makes the graph of; None where only the process that compiled it can run it."""
+    try:
+        return pickle.dumps((type(graph), graph.serialize(), graph.output_strides))
+    except NotSerializable:
+        return None
+
+
+def _loaded(data: bytes, job: Job) -> CompiledGraph:
+    kind, graph, strides = pickle.loads(data)
+    with job.setting.toolchain():
+        made: CompiledGraph = kind.deserialize(graph)
+    made.output_strides = strides
+    return made
 
 
 # ---- the thread, and its process ------------------------------------------------------------------------------------------
@@ -192,6 +307,7 @@ class _Thread:
     def _run(self) -> None:
         while True:
             graph = self.waiting.get()
+            BUSY.wait()
             try:
                 graph.improve(self.ask)
             except Exception as cause:  # noqa: BLE001  the program runs on with what it has
@@ -204,14 +320,16 @@ class _Thread:
                 self.stop()  # it may hold a context on the GPU
 
     def ask(self, job: Job) -> Mapping[str, Any]:
-        """What the other process answers: {} where it has measured, else why it has not."""
+        """What the other process answers (`reply_to`), with the graph that it made."""
         with cache.scratch("background") as folder:
             place = folder / "job"
             place.write_bytes(pickle.dumps(job))
             try:
                 self.worker = self.worker or child.Worker(CHILD, START_LIMIT)
                 self.worker.ask(str(place))
-                return self.worker.reply(job.config.tuning_seconds + MORE_SECONDS)
+                reply = self.worker.reply(job.config.tuning_seconds + MORE_SECONDS)
+                made = _result(place)
+                return {**reply, "graph": made.read_bytes()} if made.exists() else reply
             except (child.Ended, child.Late) as end:
                 self.stop()
                 return {"failed": f"no answer after {end} s" if isinstance(end, child.Late) else str(end)}
@@ -268,11 +386,22 @@ def _listen(paths: queue.Queue[str]) -> None:
 
 
 def reply_to(path: Path) -> dict[str, Any]:
-    """Compiles the graph of a job, which measures what is not known."""
+    """Compiles the graph of a job, which measures what is not known. How many questions have an answer by then; the graph is
+    beside the job."""
     try:
         job: Job = pickle.loads(path.read_bytes())
         with job.setting.applied():
-            job.compiled()
+            late = counters["tuning.no_time"]
+            made, asked = _asking(job.compiled)
+            data = _serialized(made)
+            if data is not None:
+                _result(path).write_bytes(data)
+            if counters["tuning.no_time"] == late:
+                _note_tuned(job, asked)
     except Exception as cause:  # noqa: BLE001  the other process wants to know
         return {"failed": f"{type(cause).__name__}: {cause}"[:2000]}
-    return {}
+    return {"answered": sum(asked.values())}
+
+
+def _result(job: Path) -> Path:
+    return job.with_name("graph")

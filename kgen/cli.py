@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import importlib
+import math
 import os
 import sys
 from collections.abc import Sequence
@@ -14,12 +15,34 @@ from kgen import __version__
 from kgen.errors import KgenError
 
 if TYPE_CHECKING:
-    Commands = argparse._SubParsersAction[argparse.ArgumentParser]
+    Commands = argparse._SubParsersAction["Parser"]
 
 __all__ = ["main", "parse"]
 
 INTERRUPTED = 130
 SCRIPT = "flags that are not kgen's, and all after `--`, are the script's own"
+
+
+class Parser(argparse.ArgumentParser):
+    """Says which command, action or flag a misspelled one is like."""
+
+    def _check_value(self, action: argparse.Action, value: object) -> None:
+        if action.choices is not None and value not in action.choices:
+            valid = [str(one) for one in action.choices]
+            raise argparse.ArgumentError(
+                action, f"there is no {value!r}; {_near(str(value), valid)}use one of: {', '.join(valid)}"
+            )
+
+    def nearest(self, unknown: Sequence[str]) -> str:
+        """A question about the first of some flags that is like one of this command's; empty where none is."""
+        flags = [flag for flag in self._option_string_actions if flag.startswith("--")]
+        return next(filter(None, (_near(one.partition("=")[0], flags).strip() for one in unknown if one.startswith("--"))), "")
+
+
+def _near(name: str, valid: Sequence[str]) -> str:
+    from kgen.option_names import near  # noqa: PLC0415  only after a mistake
+
+    return near(name, valid)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -50,13 +73,19 @@ def parse(arguments: Sequence[str]) -> argparse.Namespace:
     options, unknown = _parser().parse_known_args(given[:end])
     own = [*unknown, *given[end + 1 :]]
     if own and not options.takes_script:
-        options.parser.error(f"unrecognized arguments: {' '.join(own)}")
+        question = options.parser.nearest(own)
+        options.parser.error(f"unrecognized arguments: {' '.join(own)}{'; ' if question else ''}{question}")
+    if unknown and (question := options.parser.nearest(unknown)):
+        note = (
+            f"kgen: the script gets {' '.join(unknown)}; {question} What stands behind `--` is the script's without this line"
+        )
+        print(note, file=sys.stderr)
     options.arguments = own
     return options
 
 
-def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
+def _parser() -> Parser:
+    parser = Parser(
         prog="kgen", description="A torch.compile backend in which every kernel is a template with slots.", allow_abbrev=False
     )
     parser.add_argument("--version", action="version", version=f"kgen {__version__}")
@@ -83,11 +112,11 @@ def _parser() -> argparse.ArgumentParser:
     )
     two.add_argument("target", metavar="script.py", type=Path, help="run with every call repeated in eager")
     two.add_argument("--speed", action="store_true", help="find what is slower than eager, and by which kernel")
-    two.add_argument("--seconds", metavar="N", type=float, default=300.0, help="one call that takes longer hangs")
+    two.add_argument("--seconds", metavar="N", type=_positive, default=300.0, help="one call that takes longer hangs")
     two.add_argument("--in-process", action="store_true", help="run in this process: a crash ends the command")
     two.add_argument("--module", action="append", default=[], help="import this module first; the script written does so, too")
     two.add_argument("--out", metavar="FOLDER", type=Path, default=Path("kgen_bisect"), help="where that script goes")
-    two.add_argument("--trials", metavar="N", type=int, default=300, help="compile so many parts at most")
+    two.add_argument("--trials", metavar="N", type=_count, default=300, help="compile so many parts at most")
     two.add_argument("--journal", type=Path, help=argparse.SUPPRESS)  # of the process that --in-process was left out for
     two.add_argument("--keep", action="store_true", help=argparse.SUPPRESS)
 
@@ -114,14 +143,32 @@ def _parser() -> argparse.ArgumentParser:
     return parser
 
 
-def _command(commands: Commands, name: str, text: str, run: str, script: bool = False) -> argparse.ArgumentParser:
+def _count(text: str) -> int:
+    """A number from 1 on; argparse takes the error's text."""
+    if not text.isdigit() or int(text) < 1:
+        raise argparse.ArgumentTypeError(f"{text!r} is no number from 1 on")
+    return int(text)
+
+
+def _positive(text: str) -> float:
+    """A number of seconds above zero; argparse takes the error's text."""
+    try:
+        found = float(text)
+    except ValueError:
+        found = math.nan
+    if not 0 < found < math.inf:
+        raise argparse.ArgumentTypeError(f"{text!r} is no number of seconds above zero")
+    return found
+
+
+def _command(commands: Commands, name: str, text: str, run: str, script: bool = False) -> Parser:
     """A command whose function is `run`, ``module:function`` below `kgen.commands`."""
     made = commands.add_parser(name, help=text, epilog=SCRIPT if script else None, allow_abbrev=False)
     made.set_defaults(run=run, takes_script=script, parser=made)
     return made
 
 
-def _templates_parser(parser: argparse.ArgumentParser) -> None:
+def _templates_parser(parser: Parser) -> None:
     actions = parser.add_subparsers(required=True, metavar="action")
     made = {
         name: _command(actions, name, text, f"templates_command:{function}")
@@ -144,12 +191,12 @@ def _templates_parser(parser: argparse.ArgumentParser) -> None:
     made["new"].add_argument(
         "--device", choices=("cuda", "cpu"), default="cuda", help="cuda: a matmul in Triton; cpu: an operator of its own in C++"
     )
-    made["check"].add_argument("--configs", type=int, default=3, help="configurations of each problem")
+    made["check"].add_argument("--configs", type=_count, default=3, help="configurations of each problem")
     made["check"].add_argument("--only", metavar="TEXT", action="append", default=[], help="problems with this in their text")
-    made["check"].add_argument("--seconds", type=float, help="begin no further problem after so long")
+    made["check"].add_argument("--seconds", type=_positive, help="begin no further problem after so long")
 
 
-def _cache_parser(parser: argparse.ArgumentParser) -> None:
+def _cache_parser(parser: Parser) -> None:
     actions = parser.add_subparsers(required=True, metavar="action")
     for name, function, text in (
         ("list", "list_entries", "every entry"),

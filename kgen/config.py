@@ -277,7 +277,8 @@ def default_cache_path() -> Path:
 
 
 def _user_cache() -> Path:
-    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
+    named = os.environ.get("XDG_CACHE_HOME", "")  # the convention has relative ones ignored
+    return Path(named) if named.startswith("/") else Path.home() / ".cache"
 
 
 def from_call(mode: str | None = None, options: Mapping[str, Any] | None = None) -> Config:
@@ -320,6 +321,9 @@ def code_key(config: Config) -> tuple[Any, ...]:
 
 
 def _checked(values: Mapping[str, Any]) -> dict[str, Any]:
+    for name in values:
+        if not isinstance(name, str):
+            raise errors.UnknownOption(option=name, near="", valid=", ".join(sorted(_FIELDS)))
     ours = dict(values) if option_names.RENAMED.isdisjoint(values) else option_names.present(values)
     if not option_names.OF_INDUCTOR.isdisjoint(ours):
         overridden = (_overridden.get() or {}).get("mode", "default")
@@ -336,11 +340,13 @@ def _refuse_unknown_variables() -> None:
 
 
 def _checked_value(name: str, value: Any) -> Any:
+    if name in option_names.OF_INDUCTOR:  # a switch would have kgen's name by now
+        raise errors.BadOptionValue(option=name, value=value, expected="give True or False")
     if name not in _FIELDS:
         near = option_names.near(name, (*_FIELDS, *option_names.OF_INDUCTOR))
         raise errors.UnknownOption(option=name, near=near, valid=", ".join(sorted(_FIELDS)))
     if name == "mode" and value not in MODES:
-        raise errors.UnknownMode(mode=value, valid=", ".join(MODES))
+        raise errors.UnknownMode(mode=value, near=option_names.near(str(value), MODES), valid=", ".join(MODES))
     if name in _CHOICES:
         if value not in _CHOICES[name]:
             raise errors.BadOptionValue(option=name, value=value, expected="use one of: " + ", ".join(_CHOICES[name]))

@@ -45,7 +45,7 @@ class UnsupportedPlatform(UserError):
 
 class UnknownMode(UserError):
     template = "kgen has no mode {mode!r}"
-    hint = "use one of: {valid}"
+    hint = "{near}use one of: {valid}"
 
 
 class UnknownOption(UserError):
@@ -238,7 +238,7 @@ class NoLoopTemplate(UserError):
 
 class UnknownTemplate(UserError):
     template = "no template is called {template}"
-    hint = "use one of: {valid}"
+    hint = "{near}use one of: {valid}"
 
 
 class UnknownModule(UserError):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import os
 from collections import Counter
 from collections.abc import Callable, Sequence
@@ -12,7 +11,6 @@ from functools import partial
 from typing import Any
 
 import torch
-from torch._logging._internal import trace_log
 from torch.fx import GraphModule
 
 from kgen import failures, lowering, only, unusable
@@ -52,7 +50,7 @@ from kgen.templates import registry
 from kgen.templates.loop_contract import LoopProblem
 from kgen.templates.registry import render_step
 from kgen.tuning.loop_tuner import LoopCompiler, LoopTuner
-from kgen.tuning.tuner import CandidateCompiler, Tuner
+from kgen.tuning.tuner import ASKED, CandidateCompiler, Tuner
 from kgen.unusable import Unusable
 from kgen.verdict import DEMANDS, Outcome, Reason, Verdict
 
@@ -61,7 +59,7 @@ def reinplace(gm: GraphModule, info: GraphInfo, config: Config) -> GraphModule:
     """Turns functional copies into in-place writes where the old value is dead, and drops repeated calls."""
     if torch_adapter.uses_cuda(gm):
         triton.prestart()  # it starts up while this process lowers and schedules
-    if _is_traced():
+    if trace.is_kept():
         trace.graph(gm, info)
     if config.debug:
         debug.write_graph(gm, info, config)
@@ -94,18 +92,13 @@ def lower(gm: GraphModule, info: GraphInfo, config: Config) -> tuple[GraphModule
     graph = lowering.lower(gm, context)
     graph.paths = paths
     graph = trace_origins(gm, graph)
-    if _is_traced():
+    if trace.is_kept():
         trace.lowered(graph, info)
     if config.debug:
         debug.write_lowered(graph, info, config)
     if config.verify:
         verify.verify(graph, "lower")
     return gm, graph
-
-
-def _is_traced() -> bool:
-    """Whether somebody keeps torch's structured trace, or listens to one of the loggers that say what it has."""
-    return bool(trace_log.handlers) or trace.FUSION.isEnabledFor(logging.INFO) or trace.OUTPUT_CODE.isEnabledFor(logging.DEBUG)
 
 
 def _without_switches(config: Config, info: GraphInfo) -> Config:
@@ -193,7 +186,8 @@ def schedule(work: tuple[GraphModule, ir.Graph], info: GraphInfo, config: Config
     gm, graph = work
     settled = _without_switches(config, info)
     options = scheduler_options(graph, settled)
-    tuner = _tuner(options, settled) if ir.any_combines(graph) or settled.autotune else None
+    is_tuned = settled.autotune or ASKED.get() is not None
+    tuner = _tuner(options, settled) if ir.any_combines(graph) or is_tuned else None
     if ir.any_combines(graph):  # else there is no choice of a template, and none for a further attempt to do without
         options = replace(options, oracle=tuner, memo=info.memo.of(graph))
     plan = make_schedule(graph, options)
@@ -212,7 +206,7 @@ def schedule(work: tuple[GraphModule, ir.Graph], info: GraphInfo, config: Config
         plan.verdicts.append(Verdict(one.choice.template, one.choice.knobs, Outcome.DROPPED, reason, detail=one.why))
     if info.failures:
         plan.verdicts += failures.verdicts(info.failures)
-    if _is_traced():
+    if trace.is_kept():
         trace.scheduled(plan, info)
     if config.debug:
         debug.write_schedule(plan, info, config)
@@ -307,7 +301,7 @@ def _unfit_after(plan: Schedule, info: GraphInfo, config: Config, failed: Launch
 def build(work: tuple[GraphModule, Schedule, UnitPlan], info: GraphInfo, config: Config) -> HostGraph:
     """Units to machine code, and the host program that calls them."""
     gm, plan, units = work
-    if _is_traced():
+    if trace.is_kept():
         trace.code(units, info)
     assembled = assemble(plan, units.calls, config.gpu_interpreter)
     if info.role == "backward":

@@ -321,6 +321,7 @@ def template(*, implements: Pattern | Loops, device: Device, source: str, name: 
     Raises BadTemplate for a declaration that does not hold together, DuplicateTemplate for a name that is taken."""
 
     def register(cls: T) -> T:
+        _check_call(cls, implements, source, name)
         if isinstance(implements, Pattern):
             registry.add(_checked(cls, implements, device, source, name or cls.__name__))
         else:
@@ -328,6 +329,23 @@ def template(*, implements: Pattern | Loops, device: Device, source: str, name: 
         return cls
 
     return register
+
+
+def _check_call(cls: object, implements: object, source: object, name: object) -> None:
+    """The arguments of `template` are of the kinds that it takes. Raises BadTemplate."""
+    called = name if name is not None and isinstance(name, str) else getattr(cls, "__name__", repr(cls))
+
+    def fail(problem: str) -> errors.BadTemplate:
+        return errors.BadTemplate(line_of(cls) if isinstance(cls, type) else "", template=called, problem=problem)
+
+    if not isinstance(cls, type):
+        raise fail(f"it decorates a class that derives from kgen.KernelTemplate, and this is {cls!r}")
+    if not hasattr(implements, "declare") and not isinstance(implements, Pattern):
+        raise fail(f"implements is kgen.contraction(...), kgen.operator(...) or kgen.loops(...), and this is {implements!r}")
+    if not isinstance(source, str) or not source.strip():
+        raise fail(f"source is the name of a Jinja file or its text, and this is {source!r}")
+    if name is not None and (not isinstance(name, str) or not name or any(c.isspace() for c in name)):
+        raise fail(f"name is a text without spaces, and this is {name!r}")
 
 
 def _checked(cls: type, implements: Pattern, device: str, source: str, name: str) -> Template:
@@ -569,6 +587,8 @@ def check_values(knobs: Mapping[str, Knob], fail: Callable[[str], Exception]) ->
         wrong = [value for value in one.values if not isinstance(value, int)]
         if wrong:
             raise fail(f"knob {name} has the value {wrong[0]!r}, where each is an int: knob(64, 128)")
+        if len(set(one.values)) < len(one.values):
+            raise fail(f"knob {name} has a value more than once: {one.values}")
 
 
 def check_knobs(template: str, knobs: Iterable[str], values: Iterable[str]) -> None:

@@ -88,6 +88,7 @@ def contraction(first: str, rest: str) -> Pattern:
     """``contraction("b,m,k", "b,k,n -> b,m,n")``: the axes of both factors and of the result. An axis of a template may be
     empty in a problem, so one pattern covers matrices and batches of them. ``h+r`` are two axes that walk through one dimension
     of the tensor, as the positions and taps of a convolution do. In a `program` a factor may be the name of an earlier step."""
+    _check_texts("contraction", (first, rest))
     operands, results, windows = _axes((first, rest))
     if len(operands) != 2 or len(results) != 1:
         raise errors.BadTemplate(template="contraction", problem="it has two operands and one result")
@@ -103,7 +104,12 @@ def operator(
 
     `reference` computes the same in plain torch, for `check_template`. `examples` are other arguments, for both, such as
     ``[{"eps": 1e-5}]``: the first ones in all problems, each further ones in a problem of their own."""
+    _check_texts("operator", (name, *axes))
     operands, results, windows = _axes(axes)
+    if not isinstance(examples, Sequence) or not all(isinstance(one, Mapping) for one in examples):
+        raise errors.BadTemplate(
+            template=name, problem=f"examples is a list of dicts, [{{'eps': 1e-5}}], and this is {examples!r}"
+        )
     if "::" not in name:
         raise errors.BadTemplate(template=name, problem="the name of an operator is written 'namespace::name'")
     if len(set(results)) != 1:
@@ -214,7 +220,15 @@ def _contract(name: str, one: Pattern, made: dict[str, Step], operands: list[Axe
 
 def letters(axes: Sequence[str]) -> Axes:
     """The axes of an operand, those of windows one by one."""
+    _check_texts("operand or result", axes)
     return tuple(axis for names in axes for axis in names.split("+"))
+
+
+def _check_texts(what: str, given: Sequence[object]) -> None:
+    """Raises BadTemplate where an axis, or a list of them, is no text."""
+    wrong = [one for one in given if not isinstance(one, str)]
+    if wrong:
+        raise errors.BadTemplate(template=what, problem=f"axes are named by texts such as 'm', and this is {wrong[0]!r}")
 
 
 def _axes(parts: Sequence[str]) -> tuple[tuple[Axes, ...], tuple[Axes, ...], tuple[tuple[str, str], ...]]:

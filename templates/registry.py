@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Protocol, TypeVar
 from kgen import errors
 from kgen.ir.program import Axes, MatrixSizes, Program
 from kgen.listeners import Listeners
+from kgen.option_names import near
 
 if TYPE_CHECKING:
     from kgen.ir.plan import Choice, Config, Launch, Packing
@@ -70,6 +71,8 @@ _loops: dict[tuple[str, str], list[LoopTemplate]] = {}
 
 def add(template: Template) -> None:
     """Registers a template. A module that is loaded again may register its own once more."""
+    if not is_built_in(template):
+        _load()  # or the name of one of kgen's own would be taken, and be missed where that is loaded
     _check_name(template)
     _templates[template.name] = template
     _refusals.clear()
@@ -242,7 +245,7 @@ def find(name: str) -> Template:
     """The template of that name; raises UnknownTemplate."""
     _load()
     if name not in _templates:
-        raise errors.UnknownTemplate(template=name, valid=", ".join(_templates))
+        raise errors.UnknownTemplate(template=name, near=near(name, _templates), valid=", ".join(_templates))
     return _templates[name]
 
 

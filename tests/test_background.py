@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pickle
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -15,11 +16,13 @@ from torch.fx.experimental.proxy_tensor import make_fx
 
 import kgen
 from kgen import background, errors
-from kgen.capture.packed_graph import NotPackable, packed, unpacked
+from kgen.capture.packed_graph import NotPackable, packed, signature, unpacked
 from kgen.config import Config, from_call
 from kgen.counters import counters
 from kgen.tuning.entry import Entry, Key, now
+from kgen.tuning.loop_tuner import LoopTuner
 from kgen.tuning.store import stores
+from kgen.tuning.tuner import Tuner
 
 pytestmark = pytest.mark.cpu
 
@@ -60,7 +63,7 @@ def asked(monkeypatch: pytest.MonkeyPatch) -> list[background.Job]:
     def ask(_: Any, job: background.Job) -> dict[str, Any]:
         found.append(job)
         measures(job.config)
-        return {}
+        return {"answered": 1}
 
     monkeypatch.setattr(background._Thread, "ask", ask)
     return found
@@ -125,6 +128,112 @@ def test_threads_call_meanwhile(asked: list[background.Job]) -> None:
     assert not wrong
 
 
+def here(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> list[background.Job]:
+    """The jobs; what the other process does for one is done in this one."""
+    found: list[background.Job] = []
+
+    def ask(_: Any, job: background.Job) -> dict[str, Any]:
+        found.append(job)
+        measures(job.config)
+        place = tmp_path / str(len(found)) / "job"
+        place.parent.mkdir()
+        place.write_bytes(pickle.dumps(job))
+        reply = background.reply_to(place)
+        made = background._result(place)
+        return {**reply, "answered": 1, "graph": made.read_bytes()}
+
+    for tuner in (Tuner, LoopTuner):
+        monkeypatch.setattr(tuner, "_measure", lambda *_: None)
+    monkeypatch.setattr(background._Thread, "ask", ask)
+    return found
+
+
+def test_the_other_process_hands_over_what_it_made(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Compiled again in this one, it would take Python's lock from the caller for as long as the first time."""
+    asked, args, g = here(monkeypatch, tmp_path), operands(), compiled()
+    monkeypatch.setattr(background, "_serialized", _marked(background._serialized))
+    g(*args)
+    monkeypatch.setattr(
+        background.Job, "compiled", lambda job: pytest.fail("compiled here") if len(asked) > 1 else COMPILED(job)
+    )
+    assert kgen.wait_for_tuning(SECONDS)
+    assert (counters["background.tuned"], counters["background.failed"], len(asked)) == (1, 0, 1)
+    torch.testing.assert_close(g(*args), f(*args))
+
+
+COMPILED = background.Job.compiled
+
+
+def _marked(serialized: Any) -> Any:
+    """Two processes make the same of what neither has measured; here they differ."""
+    seen: list[Any] = []
+
+    def other(graph: Any) -> bytes | None:
+        seen.append(graph)
+        data = serialized(graph)
+        return data if len(seen) == 1 else b"another " + data
+
+    return other
+
+
+def test_a_later_process_begins_with_what_was_tuned(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    asked, args = here(monkeypatch, tmp_path), operands()
+    for _ in range(3):
+        torch.testing.assert_close(compiled()(*args), f(*args))
+        assert kgen.wait_for_tuning(SECONDS)
+        torch._dynamo.reset()
+    assert len(asked) == 1
+    assert counters["background.known"] == 1
+    assert counters["aot_cache_hit"] == 1, "the second one is kept"
+
+
+def test_what_was_measured_and_is_gone_is_measured_again(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    asked, args = here(monkeypatch, tmp_path), operands()
+    note = background._note_tuned
+    monkeypatch.setattr(background, "_note_tuned", lambda job, found: note(job, dict.fromkeys(found, True)))
+    for _ in range(2):
+        compiled()(*args)
+        assert kgen.wait_for_tuning(SECONDS)
+        torch._dynamo.reset()
+    assert len(asked) == 2
+    assert counters["background.known"] == 0
+
+
+def test_the_first_call_answers_before_anything_begins(asked: list[background.Job], monkeypatch: pytest.MonkeyPatch) -> None:
+    order: list[str] = []
+    put = background._Thread.put
+    monkeypatch.setattr(background._Thread, "put", lambda self, graph: (order.append("asked"), put(self, graph)))
+    run = background.Improving.__call__
+
+    def call(self: background.Improving, args: list[Any]) -> Any:
+        inner = self.graph
+        self.graph = lambda given: (inner(given), order.append("answered"))[0]  # type: ignore[assignment]
+        try:
+            return run(self, args)
+        finally:
+            self.graph = inner
+
+    monkeypatch.setattr(background.Improving, "__call__", call)
+    compiled()(*operands())
+    assert order == ["answered", "asked"]
+    assert kgen.wait_for_tuning(SECONDS)
+
+
+def test_nothing_begins_while_graphs_are_compiled(asked: list[background.Job]) -> None:
+    with background.BUSY.working():
+        compiled()(*operands())
+        assert not kgen.wait_for_tuning(2 * background.QUIET)
+        assert asked == []
+    assert kgen.wait_for_tuning(SECONDS)
+    assert len(asked) == 1
+
+
+def test_loop_kernels_are_tuned_too(asked: list[background.Job]) -> None:
+    compiled(lambda x: torch.softmax(x, 1))(torch.randn(256, 1024))
+    assert kgen.wait_for_tuning(SECONDS)
+    assert len(asked) == 1
+
+
 # ---- what stays ---------------------------------------------------------------------------------------------------------
 
 
@@ -132,11 +241,9 @@ def test_threads_call_meanwhile(asked: list[background.Job]) -> None:
 @pytest.mark.parametrize("why", ["unchanged", "failed", "failed at once", "refused"])
 def test_graphs_that_stay(why: str, monkeypatch: pytest.MonkeyPatch) -> None:
     def ask(_: Any, job: background.Job) -> dict[str, Any]:
-        if why == "refused":
-            measures(job.config)
         if why == "failed at once":
             raise OSError("no process")
-        return {"failed": "no GPU"} if why == "failed" else {}
+        return {"failed": "no GPU"} if why == "failed" else {"answered": int(why == "refused")}
 
     monkeypatch.setattr(background._Thread, "ask", ask)
     args, g = operands(), compiled()
@@ -202,6 +309,14 @@ def test_a_packed_graph_is_the_same() -> None:
         tuple(node.meta["val"].stride()) for node in gm.graph.nodes if isinstance(node.meta.get("val"), Tensor)
     ]
     torch.testing.assert_close(again(x), traced(x))
+
+
+def test_a_signature_tells_graphs_apart() -> None:
+    def of(function: Any, *sizes: tuple[int, ...]) -> str:
+        return signature(make_fx(function, tracing_mode="fake")(*map(torch.empty, sizes)))
+
+    assert of(f, (5, 3), (3, 2)) == of(f, (5, 3), (3, 2))
+    assert len({of(f, (5, 3), (3, 2)), of(f, (4, 3), (3, 2)), of(lambda x, w: (x @ w).relu().sum(0), (5, 3), (3, 2))}) == 3
 
 
 def test_symbolic_sizes_are_not_packed() -> None:

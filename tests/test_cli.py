@@ -409,3 +409,52 @@ def test_other_shells_get_every_command(capsys):
         assert all(word in out for word in ("explain", "doctor", "suggest", "why"))
     with pytest.raises(SystemExit):
         main(["completion", "tcsh"])
+
+
+@pytest.mark.parametrize(
+    ("line", "text"),
+    [
+        (["exlpain", "a.py"], "did you mean 'explain'"),
+        (["templates", "lst"], "did you mean 'list'"),
+        (["completion", "fishh"], "did you mean 'fish'"),
+        (["doctor", "--jsn"], "did you mean '--json'"),
+        (["bisect", "a.py", "--trials", "0"], "no number from 1 on"),
+        (["bisect", "a.py", "--seconds", "nan"], "no number of seconds"),
+        (["templates", "check", "cpp_matmul", "--configs", "x"], "no number from 1 on"),
+        (["templates", "check", "cpp_matmul", "--seconds", "-1"], "no number of seconds"),
+    ],
+)
+def test_wrong_use_says_what_is_like_it(capsys, line, text):
+    with pytest.raises(SystemExit) as end:
+        parse(line)
+    assert end.value.code == 2
+    assert text in capsys.readouterr().err
+
+
+def test_a_misspelled_flag_before_a_script_is_noted(capsys):
+    options = parse(["explain", "a.py", "--jsn"])
+    assert options.arguments == ["--jsn"]
+    assert "did you mean '--json'" in capsys.readouterr().err
+    parse(["explain", "a.py", "--learning-rate", "1", "--", "--jsn"])
+    assert capsys.readouterr().err == ""
+
+
+def test_a_file_where_a_templates_name_is_wanted(capsys):
+    assert main(["templates", "show", "mine.py"]) == 1
+    assert "--module mine" in capsys.readouterr().err
+    assert main(["templates", "show", "triton_matmull"]) == 1
+    assert "did you mean 'triton_matmul'" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(("file", "text"), [("none/page.html", "no folder none"), (".", "a folder")])
+def test_a_page_that_cannot_be_written_is_known_before_the_script_runs(folder, capsys, file, text):
+    (folder / "runs.py").write_text("raise SystemExit('it ran')")
+    assert main(["explain", "runs.py", "--html", file]) == 2
+    err = capsys.readouterr().err
+    assert text in err
+    assert "it ran" not in err
+
+
+def test_names_that_verdicts_are_about_are_listed(folder, capsys):
+    assert main(["explain", "script.py", "--why", "zzz"]) == 2
+    assert "they are about" in capsys.readouterr().err

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from pathlib import Path
 
 import pytest
 import torch
@@ -153,7 +154,7 @@ def test_other_names_of_inductor_are_refused(name: str) -> None:
 
 
 def test_a_switch_that_is_no_switch_is_refused() -> None:
-    with pytest.raises(errors.UnknownOption, match="max_autotune"):
+    with pytest.raises(errors.BadOptionValue, match=r"max_autotune.*\n.*True or False"):
         from_call(None, {"max_autotune": 3})
 
 
@@ -203,3 +204,16 @@ def test_the_list_of_options_has_all_of_them() -> None:
 
 def test_the_typed_options_are_the_fields() -> None:
     assert config.Options.__annotations__.keys() == {f.name for f in dataclasses.fields(Config)}
+
+
+def test_a_name_that_is_no_text_is_refused() -> None:
+    with pytest.raises(errors.UnknownOption, match="no option 1"):
+        from_call(None, {1: 2})  # type: ignore[dict-item]
+
+
+def test_a_relative_folder_of_caches_is_ignored(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """As the XDG convention says: each working folder would get a cache of its own."""
+    monkeypatch.delenv("KGEN_CACHE_DIR", raising=False)
+    monkeypatch.setenv("XDG_CACHE_HOME", "relative")
+    monkeypatch.setenv("HOME", str(tmp_path))
+    assert from_call().cache_path == tmp_path / ".cache" / "kgen"

@@ -27,7 +27,7 @@ def start(module: str, without: Collection[str]) -> subprocess.Popen[bytes]:
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         env=environment,
-        start_new_session=True,  # Ctrl-C is for the parent
+        process_group=0,  # Ctrl-C is for the parent; a session of its own would have a share of the cores whatever `nice` says
     )
 
 

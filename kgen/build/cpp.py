@@ -499,11 +499,11 @@ def _once(kind: str, key: str, suffix: str, make: Callable[[Path], Path]) -> Pat
 def _run(command: list[str], counter: str) -> None:
     counters.add(counter)
     limit = config.current().compile_seconds
-    # LC_ALL: messages in a report should be in one language. A session: the driver starts compilers of its own, which must
-    # not outlive the time limit, or this process' interruption.
+    # LC_ALL: messages in a report should be in one language. A group: the driver starts compilers of its own, which must not
+    # outlive the time limit, or this process' interruption. No session: `nice` counts inside of one alone.
     environment = {**os.environ, "LC_ALL": "C"}
     pipe = subprocess.PIPE
-    with subprocess.Popen(command, text=True, env=environment, start_new_session=True, stdout=pipe, stderr=pipe) as process:
+    with subprocess.Popen(command, text=True, env=environment, process_group=0, stdout=pipe, stderr=pipe) as process:
         try:
             output, errors = process.communicate(timeout=limit or None)
         except subprocess.TimeoutExpired:

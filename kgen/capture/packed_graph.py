@@ -8,7 +8,7 @@ from torch.fx import GraphModule
 from torch.fx._graph_pickler import GraphPickler, Options
 from torch.fx.experimental.symbolic_shapes import ShapeEnv
 
-__all__ = ["NotPackable", "packed", "unpacked"]
+__all__ = ["NotPackable", "packed", "signature", "unpacked"]
 
 
 class NotPackable(Exception):
@@ -31,6 +31,24 @@ def unpacked(data: bytes) -> GraphModule:
     assert isinstance(found, GraphModule)
     found.recompile()
     return found
+
+
+def signature(gm: GraphModule) -> str:
+    """The calls of the graph and of those inside it, with the types, sizes, strides and devices of their values. Equal in every
+    process, as `packed` is not, and without the values of constants."""
+    graphs = [(name, module.graph) for name, module in gm.named_modules() if isinstance(module, GraphModule)]
+    return "\n".join(
+        f"{name} {node.format_node()} {_described(node.meta.get('val'))}" for name, graph in graphs for node in graph.nodes
+    )
+
+
+def _described(value: object) -> str:
+    if isinstance(value, (tuple, list)):
+        return f"({', '.join(map(_described, value))})"
+    if isinstance(value, torch.Tensor):
+        strides = tuple(value.stride()) if value.layout == torch.strided else value.layout
+        return f"{value.dtype} {tuple(value.shape)} {strides} {value.device}"
+    return str(value)
 
 
 def _is_symbolic(value: object) -> bool:

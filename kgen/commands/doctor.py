@@ -14,10 +14,12 @@ from pathlib import Path
 
 import torch
 
-from kgen import cache
+from kgen import cache, config
 from kgen.backend import kgen_backend
 from kgen.build import cpp, toolchain
 from kgen.errors import KgenError
+from kgen.pipeline import machine_name
+from kgen.tuning.store import stores
 
 __all__ = ["BAD", "NOTE", "OK", "Check", "checks"]
 
@@ -184,6 +186,24 @@ def loaded_openmp(maps: str) -> list[str]:
     return sorted(f for f in files if re.search(r"/lib(gomp|omp|iomp5)[^/]*\.so", f))
 
 
+def _measurements(name: str) -> Check:
+    """How many are of this machine's devices: those of another card are never used, and nothing else would say so."""
+    file, *shipped = stores(config.current()).files
+    problem = file.problem()
+    if problem:
+        return Check(
+            name, NOTE, f"{file.path} is not used: {problem}", "move the file away, or set KGEN_TUNING_FILE to another one"
+        )
+    here = {machine_name(kind) for kind in ("cpu", "cuda")}
+    known = [entry.key.device for one in (file, *shipped) for entry in one.entries()]
+    text = f"{file.path}: {len(file.entries())}, and {len(known) - len(file.entries())} shipped"
+    own = sum(device in here for device in known)
+    if own or not file.entries():
+        return Check(name, OK, f"{text}; of this machine: {own}")
+    others = ", ".join(sorted({entry.key.device for entry in file.entries()}))
+    return Check(name, NOTE, f"{text}; of this machine: none", f"the file is of {others}; measure here: kgen tune script.py")
+
+
 def _end_to_end(name: str) -> Check:
     def shifted(x: torch.Tensor) -> torch.Tensor:
         return torch.softmax(x * 2 + 1, -1)
@@ -208,5 +228,6 @@ _CHECKS: dict[str, Callable[[str], Check]] = {
     "kernel header": _header,
     "native libraries": _runtime,
     "OpenMP": _openmp,
+    "measurements": _measurements,
     "a compilation": _end_to_end,
 }

@@ -7,6 +7,7 @@ import contextlib
 import difflib
 import inspect
 import json
+import os
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -22,6 +23,10 @@ from kgen.report.graph_report import time_text
 __all__ = ["run"]
 
 
+# Names that are listed where none is like the one that was given.
+NAMES = 8
+
+
 class Misused(Exception):
     """The target of the command is none."""
 
@@ -31,6 +36,8 @@ def run(options: argparse.Namespace) -> int:
         return misused("--why takes one name, or two")
     if options.top is not None and options.top < 1:
         return misused("--top takes a number from 1 on")
+    if options.html is not None and _why_not_written(options.html):
+        return misused(f"{options.html} cannot be written: {_why_not_written(options.html)}")
     mode = {} if options.mode is None else {"mode": options.mode}
     # with JSON, standard output belongs to the report
     with contextlib.redirect_stdout(sys.stderr) if options.json else contextlib.nullcontext(), config.override(**mode):
@@ -126,6 +133,15 @@ def _show(report: Explanation, options: argparse.Namespace) -> None:
             print(f"\n// {kernel.graph}\n{kernel.source}", end="")
 
 
+def _why_not_written(file: Path) -> str:
+    """Why a file cannot be written, as far as can be seen before the script runs, which may take long; empty where it can."""
+    if file.is_dir():
+        return "it is a folder"
+    if not file.parent.is_dir():
+        return f"there is no folder {file.parent}"
+    return "" if os.access(file if file.exists() else file.parent, os.W_OK) else "permission denied"
+
+
 def _write_page(report: Explanation, file: Path) -> None:
     try:
         file.write_text(report.to_html(), encoding="utf-8")
@@ -138,8 +154,10 @@ def _print_why(report: Explanation, names: Sequence[str]) -> None:
     found = report.why(*names)
     if not found:
         known = {part for v in report.verdicts for part in (v.producer, v.consumer, *v.kernels, *v.paths) if part}
-        near = difflib.get_close_matches(names[0], known, n=5)
-        raise Misused(f"no verdict is about {' and '.join(names)}{'; did you mean ' + ', '.join(near) + '?' if near else ''}")
+        near = difflib.get_close_matches(next((name for name in names if name not in known), names[0]), known, n=5)
+        first = ", ".join(sorted(known)[:NAMES])
+        others = f"did you mean {', '.join(near)}?" if near else f"they are about {first}" if first else "there are none"
+        raise Misused(f"no verdict is about {' and '.join(names)}; {others}")
     for verdict in dict.fromkeys(found):
         print(f"{verdict}{f'{chr(10)}    to change it: {verdict.change}' if verdict.change else ''}")
 

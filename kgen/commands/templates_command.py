@@ -13,6 +13,7 @@ from kgen.commands.exit_codes import OK, WRONG, misused
 from kgen.commands.explain_text import Table, write
 from kgen.commands.script import imported
 from kgen.errors import UnknownTemplate
+from kgen.option_names import near
 from kgen.templates import registry
 from kgen.templates.author_files import line_of
 from kgen.templates.contract import Template
@@ -173,8 +174,18 @@ def found_template(name: str) -> Template | LoopTemplate:
     known = registry.all_templates()
     found = next((one for one in known if one.name == name), None)
     if found is None:
-        raise UnknownTemplate(template=name, valid=", ".join(one.name for one in known))
+        names = [one.name for one in known]
+        raise UnknownTemplate(template=name, near=_from_file(name) or near(name, names), valid=", ".join(names))
     return found
+
+
+def _from_file(given: str) -> str:
+    """What to do with a file that stands where the name of a template is wanted."""
+    file = Path(given)
+    if file.suffix not in (".py", ".jinja"):
+        return ""
+    module = file.with_suffix("").with_suffix("").name
+    return f"give the name of a template that the file declares, and --module {module} to import it; "
 
 
 def _pattern(one: Template | LoopTemplate) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import sys
+from collections.abc import Sequence
 
 from kgen import config
 from kgen.commands.cache_command import users_file
@@ -12,7 +13,8 @@ from kgen.commands.explain_text import write
 from kgen.commands.script import run_script
 from kgen.commands.tuning_table import measurements, suggestions
 from kgen.counters import counters
-from kgen.tuning.entry import diff
+from kgen.tuning.entry import Entry, diff
+from kgen.tuning.store import TuningFile
 from kgen.tuning.tuner import UNMEASURED
 
 __all__ = ["tune"]
@@ -30,7 +32,11 @@ def tune(options: argparse.Namespace) -> int:
         file = users_file()
         file.write([])  # raises now, not after minutes of measuring
         before, found = file.entries(), counters["tuning.hit"]
-        well = run_script(options.target, options.arguments)
+        try:
+            well = run_script(options.target, options.arguments)
+        except KeyboardInterrupt:  # what was measured is in the file
+            _print_new(before, file)
+            raise
         found = counters["tuning.hit"] - found
     new = [change.after for change in diff(before, file.entries()) if change.after]
     write(measurements(new), sys.stdout)
@@ -41,6 +47,12 @@ def tune(options: argparse.Namespace) -> int:
         return WRONG
     print("kgen: nothing was measured: the script compiled no problem that a template of kgen could take", file=sys.stderr)
     return WRONG
+
+
+def _print_new(before: Sequence[Entry], file: TuningFile) -> None:
+    new = [change.after for change in diff(before, file.entries()) if change.after]
+    write(measurements(new), sys.stdout)
+    print(f"{file.path}: new measurements until then: {len(new)}", flush=True)
 
 
 def _suggest(options: argparse.Namespace) -> int:

@@ -98,7 +98,7 @@ class _Ranges:
     def _where(self, value: Value, facts: Facts, depth: int) -> Range:
         condition, chosen, other = value.args
         known = dict(facts)
-        for compared, found in self._said_by(condition, depth):
+        for compared, found in self._conditions(condition, depth):
             known[compared] = _both(known.get(compared, UNKNOWN), found)
         a, b = self.of(chosen, known, depth), self.of(other, facts, depth)
         return min(a[0], b[0]), max(a[1], b[1])
@@ -128,16 +128,16 @@ class _Ranges:
         highs = [high for low, high in self._arguments(value, facts, depth) if low >= 0]
         return (0, min(highs)) if highs else UNKNOWN
 
-    def _said_by(self, condition: Value, depth: int) -> Iterator[tuple[Value, Range]]:
+    def _conditions(self, condition: Value, depth: int) -> Iterator[tuple[Value, Range]]:
         """Ranges of what is compared with numbers where a condition holds."""
         if depth > DEEPEST:
             return
         if condition.op == "load":
             stored = self.definition(condition)
-            yield from () if stored is None else self._said_by(stored, depth + 1)
+            yield from () if stored is None else self._conditions(stored, depth + 1)
         elif condition.op == "and":
             for part in condition.args:
-                yield from self._said_by(part, depth + 1)
+                yield from self._conditions(part, depth + 1)
         elif condition.op in _BOUNDS:
             a, b = condition.args
             if _is_number(b):

@@ -21,6 +21,7 @@ from kgen.ir import nodes as ir
 from kgen.ir.index import Sizes
 from kgen.ir.plan import Schedule, address, members
 from kgen.only import Pick, only
+from kgen.option_names import near
 from kgen.report.record import EagerRecord, Recorder, recording
 from kgen.templates import registry
 from kgen.templates.contract import Config, Template
@@ -112,7 +113,8 @@ def _template(given: Any) -> Template:
         return registry.find(given)
     found = next((t for t in registry.every() if isinstance(given, type) and type(t.author) is given), None)
     if found is None:
-        raise errors.UnknownTemplate(template=given, valid=", ".join(t.name for t in registry.every()))
+        names = [t.name for t in registry.every()]
+        raise errors.UnknownTemplate(template=given, near=near(str(given), names), valid=", ".join(names))
     return found
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -11,7 +11,7 @@ import torch
 
 from kgen.config import Config, override
 
-__all__ = ["Array", "Check", "BenchmarkJob", "Setting"]
+__all__ = ["Array", "BenchmarkJob", "Check", "Setting", "undisturbed"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,9 +81,13 @@ class Setting:
         """In the process that runs what was asked, which it has for itself."""
         torch.set_num_threads(self.threads)
         torch.backends.cuda.matmul.allow_tf32 = self.allow_tf32
-        options: dict[str, Any] = {name: value for name, value in self.options if value is not None}
-        with override(**options):
+        with self.toolchain():
             yield
+
+    def toolchain(self) -> contextlib.AbstractContextManager[object]:
+        """The folders, compiler and instruction set alone."""
+        options: dict[str, Any] = {name: value for name, value in self.options if value is not None}
+        return override(**options)
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,3 +116,9 @@ class BenchmarkJob:
     exact: bool = False
     roundings: tuple[torch.dtype, ...] = ()
     check: Check | None = None
+
+
+def undisturbed(samples: Sequence[float]) -> float:
+    """What the fastest sixteenth takes at most. Others who use the machine only ever add time, and may do so in most rounds.
+    Two medians of one kernel, taken beside compilers on all cores, differed by a factor of 18."""
+    return sorted(samples)[(len(samples) - 1) // 16]

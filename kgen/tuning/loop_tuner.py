@@ -32,7 +32,7 @@ from kgen.tuning.entry import Entry, Key
 from kgen.tuning.measure import Failure, Outcome, measure
 from kgen.tuning.problem_keys import key_of_loops
 from kgen.tuning.progress import Say, progress
-from kgen.tuning.tuner import COLD, COMPILING, LEAST_TIMING, REASONS, TIMING, Tuner, software
+from kgen.tuning.tuner import ASKED, COLD, COMPILING, LEAST_TIMING, REASONS, TIMING, Tuner, software
 from kgen.verdict import Outcome as Decision
 from kgen.verdict import Reason, Verdict
 
@@ -96,7 +96,7 @@ class LoopTuner:
     @property
     def is_worth_asking(self) -> bool:
         """Whether a loop kernel was measured on this machine, or may be now."""
-        if self.may_measure:
+        if self.may_measure or ASKED.get() is not None:
             return True
         if not self.config.measurements or self.config.gpu_interpreter:
             return False
@@ -112,6 +112,9 @@ class LoopTuner:
                 self.known[query.key] = self._found(query) if self.config.measurements else None
         if self.may_measure:
             self._measure({q.key: q for q in queries if self.known[q.key] is None}, plan.graph)
+        asked = ASKED.get()
+        if asked is not None:
+            asked.update((query.key, self.known[query.key] is not None) for query in queries)
         chosen = {q.step.name: self._chosen(q) for q in queries}
         plan.steps[:] = [
             replace(step, choice=chosen[step.name]) if isinstance(step, Kernel) and chosen.get(step.name) else step
@@ -148,6 +151,8 @@ class LoopTuner:
         """Those that move most bytes first: the time may not do for all."""
         left = self.config.tuning_seconds - self.tuner.spent
         largest = sorted(missing.values(), key=lambda q: -_bytes(q.step, graph))
+        if left <= 0 and missing:
+            counters.add("tuning.no_time")
         opened = [one for one in (self._opened(q, graph) for q in largest) if one is not None] if left > 0 else []
         if not opened:
             return
@@ -159,9 +164,11 @@ class LoopTuner:
                 opened[position].outcome.failures[number] = failure
             for number, one in enumerate(opened):
                 rest = (started + left - time.monotonic()) / (len(opened) - number)
-                if rest > 0:
-                    self._run(one, max(LEAST_TIMING, min(TIMING, rest / 2)), step)
-                    self._conclude(one, line)
+                if rest <= 0:
+                    counters.add("tuning.no_time")
+                    continue
+                self._run(one, max(LEAST_TIMING, min(TIMING, rest / 2)), step)
+                self._conclude(one, line)
         self.tuner.spent += time.monotonic() - started
 
     def _opened(self, query: _Query, graph: ir.Graph) -> _Open | None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import atexit
 import os
 import pickle
-import statistics
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
@@ -13,7 +12,7 @@ from dataclasses import dataclass, field, replace
 from kgen import cache
 from kgen.build import child
 from kgen.counters import counters
-from kgen.tuning.benchmark import BenchmarkJob
+from kgen.tuning.benchmark import BenchmarkJob, undisturbed
 
 __all__ = ["Failure", "Outcome", "measure", "stop"]
 
@@ -33,7 +32,7 @@ class Failure:
 
 @dataclass(slots=True)
 class Outcome:
-    """Medians of seconds by candidate, and the failures of others."""
+    """Seconds by candidate, and the failures of others."""
 
     seconds: dict[int, float] = field(default_factory=dict)
     failures: dict[int, Failure] = field(default_factory=dict)
@@ -81,7 +80,7 @@ def _attempt(benchmark: BenchmarkJob, outcome: Outcome, step: Callable[[str], No
                     at, limit = -1, message["timing"] + TIMING_LIMIT
                 elif "times" in message:
                     times = {int(number): samples for number, samples in message["times"].items()}
-                    outcome.seconds = {n: statistics.median(samples) for n, samples in times.items() if samples}
+                    outcome.seconds = {n: undisturbed(samples) for n, samples in times.items() if samples}
                     return None
         except (child.Ended, child.Late) as end:
             worker.kill()

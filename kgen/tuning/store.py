@@ -83,6 +83,11 @@ class TuningFile:
     def entries(self) -> list[Entry]:
         return list(self._load().contents.entries.values())
 
+    def problem(self) -> str:
+        """What is wrong with the file, without a warning; empty where it is in order, or not there."""
+        loaded = _read(self.path)
+        return loaded.malformed or loaded.unreadable or "; ".join(loaded.contents.problems)
+
     def add(self, entries: Iterable[Entry]) -> None:
         """Like `write`, but where the file cannot be written, there is one warning a process: for compilations."""
         try:

@@ -46,14 +46,14 @@ from kgen.verdict import Outcome as Decision
 from kgen.verdict import Reason, Verdict
 
 __all__ = [
-    "COLD", "COMPILING", "LEAST_TIMING", "REASONS", "TIMING", "UNANSWERED", "UNMEASURED", "Candidate", "CandidateCompiler",
+    "ASKED", "COLD", "COMPILING", "LEAST_TIMING", "REASONS", "TIMING", "UNMEASURED", "Candidate", "CandidateCompiler",
     "Tuner", "Unmeasured", "software",
 ]  # fmt: skip
 
 LOG = logging.getLogger("kgen.tuning")
 
-# Questions that nobody has measured, of the graphs that are compiled meanwhile.
-UNANSWERED: contextvars.ContextVar[set[Key] | None] = contextvars.ContextVar("kgen_unanswered", default=None)
+# What is asked about the graphs that are compiled meanwhile, and whether a measurement has answered it.
+ASKED: contextvars.ContextVar[dict[Key, bool] | None] = contextvars.ContextVar("kgen_asked", default=None)
 
 
 @dataclass(frozen=True, slots=True)
@@ -151,7 +151,7 @@ class Tuner:
     @cached_property
     def is_worth_asking(self) -> bool:
         """Whether anything was measured on this machine, or may be now."""
-        if (self.config.autotune and not self.config.gpu_interpreter) or UNANSWERED.get() is not None:
+        if (self.config.autotune and not self.config.gpu_interpreter) or ASKED.get() is not None:
             return True
         if UNMEASURED.heard:
             return True
@@ -168,9 +168,9 @@ class Tuner:
             asked = {q.step.name: q for q in questions if q.step.name in keys}
             requests = [(key, q, hints) for name, q in asked.items() for key, hints in zip(keys[name], q.hints, strict=True)]
             self._measure({key: (q, hints) for key, q, hints in requests if self.known[key] is None}, graph)
-        unanswered = UNANSWERED.get()
-        if unanswered is not None:
-            unanswered.update(key for own in keys.values() for key in own if self.known[key] is None)
+        asked_meanwhile = ASKED.get()
+        if asked_meanwhile is not None:
+            asked_meanwhile.update((key, self.known[key] is not None) for own in keys.values() for key in own)
         if UNMEASURED.heard:
             self._note_unmeasured([(q, keys[q.step.name]) for q in questions if q.step.name in keys])
         return {q.step.name: self._known(keys[q.step.name], q.hints) for q in questions if q.step.name in keys}
@@ -209,6 +209,8 @@ class Tuner:
 
     def _measure(self, missing: Mapping[Key, tuple[TuningQuery, Hints]], graph: ir.Graph) -> None:
         left = self.config.tuning_seconds - self.spent
+        if left <= 0 and missing:
+            counters.add("tuning.no_time")
         opened = [self._opened(key, *asked, graph) for key, asked in missing.items()] if left > 0 else []
         benchmarks = [benchmark for benchmark in opened if benchmark is not None]
         if not benchmarks:

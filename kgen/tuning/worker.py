@@ -13,11 +13,11 @@ Run by kgen/tuning/measure.py. Over stdin come paths of pickled benchmark jobs, 
 from __future__ import annotations
 
 import gc
+import itertools
 import json
 import math
 import os
 import pickle
-import statistics
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -29,15 +29,18 @@ import torch
 
 from kgen.host.compiled import HostGraph
 from kgen.host.graph_of_calls import graph_of_calls
-from kgen.tuning.benchmark import Array, BenchmarkJob
+from kgen.tuning.benchmark import Array, BenchmarkJob, undisturbed
 
 # Sets of arguments at most, and the share of a GPU's free memory that they may take.
 MAX_SETS, MEMORY_SHARE = 16, 0.5
 # What is timed at once takes at least so long.
 LEAST_SECONDS = {"cuda": 3e-4, "cpu": 2e-4}
 MAX_CALLS = 256
-# Rounds at least and at most; what is so much slower than the best by then is out.
-ROUNDS, MAX_ROUNDS, HOPELESS = 5, 40, 1.3
+# Calls, the fastest of which says how many take so long.
+WARM_UP = {"cuda": 1, "cpu": 3}
+# Rounds after which what is so much slower than the best is out, first and last, and rounds at most. On a CPU a round is a call
+# or two, for what else runs there disturbs long ones always and short ones now and then.
+ROUNDS, MAX_ROUNDS, HOPELESS = {"cuda": (2, 5), "cpu": (6, 20)}, {"cuda": 40, "cpu": 640}, 1.3
 # Errors relative to the norm of the reference, beyond which a result is wrong: by the narrowest type that anything was rounded
 # to, for the library rounds a matmul that a template keeps in float32. Two ways to round sums differ by less, whatever a sum
 # goes through afterwards.
@@ -156,28 +159,32 @@ class _Run:
         timers = {number: _timer(call, self.sets, self.kind) for number, call in self.calls.items()}
         samples: dict[int, list[float]] = {number: [] for number in timers}
         alive, deadline, turn = list(timers), time.perf_counter() + self.benchmark.seconds, 0
-        while turn < ROUNDS or (turn < MAX_ROUNDS and time.perf_counter() < deadline):
+        rounds = ROUNDS[self.kind]
+        while turn < rounds[-1] or (turn < MAX_ROUNDS[self.kind] and time.perf_counter() < deadline):
             turn += 1
             for number in alive[turn % len(alive) :] + alive[: turn % len(alive)] if alive else []:
                 samples[number].append(timers[number]())
-            middle = {number: statistics.median(samples[number]) for number in alive}
-            if turn in (2, ROUNDS):
-                best = min(middle.values(), default=0.0)
-                alive = [n for n in alive if middle[n] <= best * HOPELESS or n == self.benchmark.reference]
+            if turn in rounds:
+                found = {number: undisturbed(samples[number]) for number in alive}
+                best = min(found.values(), default=0.0)
+                alive = [n for n in alive if found[n] <= best * HOPELESS or n == self.benchmark.reference]
         return samples
 
 
 def _timer(call: Call, sets: list[list[Any]], kind: str) -> Callable[[], float]:
-    """Seconds of a call, over as many calls as take long enough to be timed, each on the next set of arguments."""
-    one_call = _seconds(lambda: call(list(sets[0])), kind)
-    count = max(len(sets), min(MAX_CALLS, math.ceil(LEAST_SECONDS[kind] / max(one_call, 1e-7))))
-    order = [sets[k % len(sets)] for k in range(count)]
+    """Seconds of a call, over as many calls as take long enough to be timed, each on the next set of arguments.
 
-    def everything() -> None:
-        for arguments in order:
+    What is recorded goes through all sets."""
+    one_call = min(_seconds(lambda: call(list(sets[0])), kind) for _ in range(WARM_UP[kind]))
+    count = max(1, min(MAX_CALLS, math.ceil(LEAST_SECONDS[kind] / max(one_call, 1e-7))))
+    count = max(count, len(sets)) if kind == "cuda" else count
+    following = itertools.cycle(sets)
+
+    def some() -> None:
+        for arguments in itertools.islice(following, count):
             call(list(arguments))
 
-    run = _recorded(everything) if kind == "cuda" else everything
+    run = _recorded(some) if kind == "cuda" else some
     return lambda: _seconds(run, kind) / count
 
 

@@ -147,8 +147,8 @@ FAR = torch.tensor([-9e5, -1.5, -1.0, -0.99, 0.0, 0.5, 0.999, 1.0, 1.01, 3e5])
 BEYOND = torch.tensor([-3e38, 3e38, math.inf, -math.inf, math.nan])
 
 
-def grid(places: Tensor) -> Tensor:
-    return torch.stack(torch.meshgrid(places, places, indexing="ij"), -1)[None]
+def grid(points: Tensor) -> Tensor:
+    return torch.stack(torch.meshgrid(points, points, indexing="ij"), -1)[None]
 
 
 INSIDE: dict[str, tuple[Callable[..., Any], tuple[Tensor, ...]]] = {
@@ -173,7 +173,7 @@ def test_no_check_of_what_is_inside(name: str, options: dict[str, Any]) -> None:
 
 
 @pytest.mark.parametrize("options", BACK_ENDS.values())
-def test_places_far_away_are_read_nowhere(options: dict[str, Any]) -> None:
+def test_points_far_away_are_read_nowhere(options: dict[str, Any]) -> None:
     torch.compile(sampled, backend="kgen", fullgraph=True, options=options)(torch.randn(1, 2, 5, 7), grid(BEYOND))
 
 

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import re
+import subprocess
+import sys
+import textwrap
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -70,6 +73,17 @@ DECLARATIONS = {
     "a host value that is not used": (
         "BLOCK_M,", "TILES = kgen.host_value(lambda p, c: 1)\n    BLOCK_M,", "never uses TILES",
     ),
+    "a number for an axis": ('kgen.operand("b", "m", "k")', 'kgen.operand("b", "m", 3)', "axes are named by texts"),
+    "numbers for a pattern": (PATTERN, "kgen.contraction(1, 2)", "axes are named by texts"),
+    "a text for a pattern": (PATTERN, '"b,m,k"', "implements is kgen.contraction"),
+    "a dict for examples": (
+        PATTERN, 'kgen.operator("aten::mm", "m,k", "k,n -> m,n", examples={{"eps": 1}})', "examples is a list of dicts",
+    ),
+    "a value twice": ("kgen.knob(16)", "kgen.knob(16, 16)", "has a value more than once"),
+    "a path for a source": ('source="matmul.py.jinja"', "source=kgen.knob", "source is the name"),
+    "no source": ('source="matmul.py.jinja"', "source=''", "source is the name"),
+    "a number for a name": ('name="{name}"', "name=3", "name is a text without spaces"),
+    "a name with a space": ('name="{name}"', 'name="my matmul"', "name is a text without spaces"),
 }  # fmt: skip
 # Of the Jinja file.
 SOURCES = {
@@ -145,7 +159,7 @@ def test_a_wrong_declaration(tmp_path: Path, what: str) -> None:
         registered(tmp_path, MODULE.replace(old, new))
     assert message in str(caught.value)
     if isinstance(caught.value, errors.BadTemplate):  # Python's own errors have the line in their traceback
-        assert "@kgen.template" in shown_line(str(caught.value))
+        assert ("kgen.operand(" if what == "a number for an axis" else "@kgen.template") in shown_line(str(caught.value))
     assert NAME not in registry.names()
 
 
@@ -196,3 +210,23 @@ def test_a_wrong_method(tmp_path: Path, what: str) -> None:
 def test_a_right_template_compiles(tmp_path: Path) -> None:
     registered(tmp_path)
     compiled()
+
+
+def test_the_name_of_one_of_kgens_own_is_taken_before_that_is_loaded() -> None:
+    """Else the mistake is found where kgen's own is registered, in some later compilation."""
+    script = textwrap.dedent(
+        """
+        from kgen import errors
+        from kgen.templates import registry
+        assert not registry._templates
+        class One:
+            name = "triton_matmul"
+            author = object()
+        try:
+            registry.add(One)
+        except errors.DuplicateTemplate as error:
+            print("taken", error)
+        """
+    )
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
+    assert done.stdout.startswith("taken"), done.stderr

@@ -12,6 +12,7 @@ import pytest
 
 from kgen import cache
 from kgen.cli import main, parse
+from kgen.commands import doctor
 from kgen.commands.tuning_table import seconds_text
 from kgen.tuning import text
 from kgen.tuning.entry import Entry, Key, merge
@@ -299,3 +300,37 @@ def test_the_document_names_what_exists() -> None:
 )
 def test_times_as_text(seconds: float, expected: str) -> None:
     assert seconds_text(seconds) == expected
+
+
+def test_what_was_measured_before_an_interruption_is_said(
+    mine: TuningFile, monkeypatch: pytest.MonkeyPatch, capsys: Any
+) -> None:
+    def interrupted(*_: Any) -> bool:
+        mine.write([entry(3)])
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("kgen.commands.tune_command.run_script", interrupted)
+    assert main(["tune", "script.py"]) == 130
+    printed, err = capsys.readouterr()
+    assert "new measurements until then: 1" in printed
+    assert "interrupted" in err
+
+
+@pytest.mark.parametrize(
+    ("text", "status", "words"),
+    [
+        ("", "note", "is not used"),
+        ("{", "note", "is not JSON"),
+        (None, "ok", ": 0, and"),
+        ("other", "note", "of this machine: none"),
+    ],
+)
+def test_doctor_says_whose_measurements_there_are(mine: TuningFile, text: str | None, status: str, words: str) -> None:
+    if text == "other":
+        mine.write([entry(3)])
+    elif text is not None:
+        mine.path.parent.mkdir(parents=True, exist_ok=True)
+        mine.path.write_text(text)
+    check = doctor._measurements("measurements")
+    assert (check.status, words in check.found) == (status, True)
+    assert "GPU 1" in check.advice or text != "other"

@@ -21,7 +21,7 @@ from kgen.counters import counters
 from kgen.host.graph_of_calls import graph_of_calls
 from kgen.report.record import Record, recording
 from kgen.tuning import measure as measuring
-from kgen.tuning.benchmark import Array, BenchmarkJob, Setting
+from kgen.tuning.benchmark import Array, BenchmarkJob, Setting, undisturbed
 from kgen.tuning.measure import Failure, measure
 from kgen.tuning.worker import difference
 
@@ -217,3 +217,9 @@ def test_a_share_of_numbers_of_one_size() -> None:
     assert 0.28 < (made != 0).float().mean().item() < 0.32
     assert abs(made.float().mean().item()) < 0.01
     assert set(Array((1000,), (1,), torch.float16, "cpu", share=1.0).make(torch.Generator()).tolist()) == {-1.0, 1.0}
+
+
+def test_what_others_add_to_most_rounds_does_not_count() -> None:
+    quiet, faster = [1.0, 1.01, 1.02], [0.9, 0.91, 0.92]
+    assert undisturbed(quiet + [9.0] * 20) == pytest.approx(1.01, abs=0.02)
+    assert undisturbed(faster + [18.0] * 40) < undisturbed(quiet * 10)
