@@ -33,7 +33,7 @@ from kgen.capture.packed_graph import NotPackable, packed, signature, unpacked
 from kgen.capture.torch_adapter import GraphInfo
 from kgen.config import Config, code_key
 from kgen.counters import counters
-from kgen.report import trace
+from kgen.pipeline import is_traced
 from kgen.report.record import RECORDERS
 from kgen.tuning.benchmark import Setting
 from kgen.tuning.entry import Key
@@ -131,7 +131,7 @@ class Improving:
 
     def _is_watched(self) -> bool:
         """Whether somebody wants to know what is compiled in this process."""
-        return self.job.config.debug is not None or watch.GRAPHS.watch is not None or bool(RECORDERS) or trace.is_kept()
+        return self.job.config.debug is not None or watch.GRAPHS.watch is not None or bool(RECORDERS) or is_traced()
 
     def _take_over(self, better: CompiledGraph) -> None:
         if better.output_strides != self.output_strides:  # backward is compiled for the strides of what forward saves

@@ -16,7 +16,7 @@ import logging
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from torch._logging._internal import trace_log, trace_structured
+from torch._logging._internal import trace_structured
 
 from kgen.ir import nodes as ir
 from kgen.ir.printer import print_graph
@@ -28,14 +28,9 @@ if TYPE_CHECKING:
     from kgen.capture.torch_adapter import GraphInfo
     from kgen.ir.plan import Schedule
 
-__all__ = ["FUSION", "OUTPUT_CODE", "code", "graph", "is_kept", "lowered", "scheduled"]
+__all__ = ["FUSION", "OUTPUT_CODE", "code", "graph", "lowered", "scheduled"]
 
 FUSION, OUTPUT_CODE = (logging.getLogger(f"kgen.{name}") for name in ("fusion", "output_code"))
-
-
-def is_kept() -> bool:
-    """Whether somebody keeps torch's structured trace, or listens to one of the loggers that say what it has."""
-    return bool(trace_log.handlers) or FUSION.isEnabledFor(logging.INFO) or OUTPUT_CODE.isEnabledFor(logging.DEBUG)
 
 
 def graph(gm: GraphModule, info: GraphInfo) -> None:
