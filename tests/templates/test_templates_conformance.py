@@ -144,8 +144,13 @@ def assert_conforms_on_a_gpu(name: str, problems: Iterable[Case], part: int, con
     assert_covered(report, family_of("cuda"), device="cuda")
 
 
-# Templates that take no layout which the kit draws, and what they ask for; their own tests draw it.
-OTHER_LAYOUTS = {"triton_conv_warp_specialized": "channels are not side by side"}
+# Templates that take nothing which the kit draws, and what they ask for; their own tests draw it.
+OTHER_LAYOUTS = {
+    "triton_conv_warp_specialized": "channels are not side by side",
+    "triton_attention_backward_scores": "it is sum",
+    "triton_attention_backward_table": "it is sum",
+    "triton_attention_backward_warp_specialized": "its last operand is none",
+}
 
 
 @pytest.mark.gpu
