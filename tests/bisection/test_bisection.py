@@ -313,8 +313,10 @@ def test_a_slow_kernel_is_found(folder: Path, capsys: pytest.CaptureFixture[str]
 
 def test_misuse(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["bisect", "missing.py"]) == 2
-    assert main(["bisect", "small.py", "--trials", "0"]) == 2
-    assert main(["bisect", "small.py", "--seconds", "0"]) == 2
+    for wrong in (["--trials", "0"], ["--seconds", "0"]):
+        with pytest.raises(SystemExit) as ended:
+            main(["bisect", "small.py", *wrong])
+        assert ended.value.code == 2
     (folder / "nothing.py").write_text("x = 1\n")
     assert main(["bisect", "--in-process", "nothing.py"]) == 1
     assert "nothing was compiled by kgen" in capsys.readouterr().err

@@ -8,8 +8,10 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from kgen.report.traffic import peak_memory
+from kgen.scheduler import Options
 from kgen.scheduler.analysis.memory import LiveBytes, is_less
 from kgen.verdict import Reason
+from tests.kernels import plans
 from tests.scheduler.selection.test_safe_choices import planned
 
 MATRIX = 4 * 1024 * 4096
@@ -19,11 +21,13 @@ def in_turn(x: Tensor, v: Tensor, *ws: Tensor) -> list[Tensor]:
     return [(x @ w).relu() @ v for w in ws]
 
 
+@pytest.mark.usefixtures("templates_win")
 @pytest.mark.parametrize("gpu", [False, True])
 def test_memory_forbids_what_would_wait_there(gpu: bool) -> None:
     """Each of the first matmuls makes 16 MB for the second one behind it: made together, all would be there at once."""
     shapes = [(1024, 256), (4096, 64), *[(256, 4096)] * 4]
-    plan = planned(in_turn, *(torch.empty(*shape) for shape in shapes), gpu=gpu)
+    options = Options(gpu_everywhere=gpu, programs=False)
+    plan = plans(in_turn, *(torch.empty(*shape) for shape in shapes), options=options).forward
     assert gpu or any(v.reason is Reason.MORE_MEMORY for v in plan.verdicts)
     assert peak_memory(plan) < 2 * MATRIX
 
