@@ -402,8 +402,9 @@ class Passes:
             gm = self.attempt(split_sums, gm, gm)
         if self.config.tuning == "background" and not self.failures:
             from kgen.background import improving  # noqa: PLC0415  only where it is asked for
+            from kgen.pipeline import is_traced  # noqa: PLC0415
 
-            return improving(gm, info, self.config, compile_again)
+            return improving(gm, info, self.config, compile_again, is_traced)
         return compile_again(gm, info, self.config, self.failures)
 
 

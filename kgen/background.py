@@ -33,7 +33,6 @@ from kgen.capture.packed_graph import NotPackable, packed, signature, unpacked
 from kgen.capture.torch_adapter import GraphInfo
 from kgen.config import Config, code_key
 from kgen.counters import counters
-from kgen.pipeline import is_traced
 from kgen.report.record import RECORDERS
 from kgen.tuning.benchmark import Setting
 from kgen.tuning.entry import Key
@@ -92,8 +91,8 @@ class Follower(Protocol):
 class Improving:
     """A compiled graph that is replaced by a better one, once. The first call that has answered asks for it."""
 
-    def __init__(self, graph: CompiledGraph, job: Job) -> None:
-        self.graph, self.job = graph, job
+    def __init__(self, graph: CompiledGraph, job: Job, is_traced: Callable[[], bool]) -> None:
+        self.graph, self.job, self.is_traced = graph, job, is_traced
         self.output_strides: Strides = graph.output_strides
         self.coverage: Mapping[str, int] = graph.coverage
         self.context = contextvars.copy_context()
@@ -131,7 +130,7 @@ class Improving:
 
     def _is_watched(self) -> bool:
         """Whether somebody wants to know what is compiled in this process."""
-        return self.job.config.debug is not None or watch.GRAPHS.watch is not None or bool(RECORDERS) or is_traced()
+        return self.job.config.debug is not None or watch.GRAPHS.watch is not None or bool(RECORDERS) or self.is_traced()
 
     def _take_over(self, better: CompiledGraph) -> None:
         if better.output_strides != self.output_strides:  # backward is compiled for the strides of what forward saves
@@ -151,8 +150,11 @@ class Improving:
         raise NotImplementedError
 
 
-def improving(gm: GraphModule, info: GraphInfo, config: Config, compile_graph: Compile) -> CompiledGraph:
-    """The graph, compiled by what is known; one that improves, where there is something to measure and nobody has done that."""
+def improving(
+    gm: GraphModule, info: GraphInfo, config: Config, compile_graph: Compile, is_traced: Callable[[], bool]
+) -> CompiledGraph:
+    """The graph, compiled by what is known; one that improves, where there is something to measure and nobody has done that.
+    `is_traced` says whether somebody keeps the trace of what is compiled."""
     with BUSY.working():
         job = _job(gm, info, config, compile_graph)
         if job is None:
@@ -164,7 +166,7 @@ def improving(gm: GraphModule, info: GraphInfo, config: Config, compile_graph: C
                 counters.add("background.known")
                 return made
         made, asked = _asking(lambda: compile_graph(gm, info, config))
-        return Improving(made, job) if asked else made
+        return Improving(made, job, is_traced) if asked else made
 
 
 def _asking(compiled: Callable[[], CompiledGraph]) -> tuple[CompiledGraph, Mapping[Key, bool]]:
