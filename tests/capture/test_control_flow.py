@@ -138,6 +138,7 @@ def layer(x: Tensor, w: Tensor) -> Tensor:
     return torch.tanh(x @ w) + x
 
 
+@pytest.mark.usefixtures("fresh_graphs")
 @pytest.mark.parametrize(("layers", "graphs", "calls"), [(2, 2, 2), (5, 1, 0)])
 def test_equal_layers_are_compiled_once(layers: int, graphs: int, calls: int) -> None:
     def f(x: Tensor, weights: list[Tensor]) -> Tensor:
@@ -151,6 +152,7 @@ def test_equal_layers_are_compiled_once(layers: int, graphs: int, calls: int) ->
     assert (counters["lowered"], counters["extern.invoke_subgraph"]) == (graphs, calls)  # many calls: the body alone
 
 
+@pytest.mark.usefixtures("fresh_graphs")
 def test_gradients_of_equal_layers() -> None:
     def f(x: Tensor, *weights: Tensor) -> Tensor:
         for w in weights:

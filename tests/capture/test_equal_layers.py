@@ -433,6 +433,7 @@ def compiled(f: Callable[..., Any], **options: Any) -> Callable[..., Any]:
     return torch.compile(f, backend="kgen", fullgraph=True, options={"layer_sharing": True, "strict": True, **options})
 
 
+@pytest.mark.usefixtures("fresh_graphs")
 def test_a_layer_is_compiled_once() -> None:
     args = tensors(5)
     run = compiled(chained(layer))

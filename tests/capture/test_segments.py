@@ -59,6 +59,7 @@ def is_segmented() -> bool:
     return counters["extern.invoke_subgraph"] == 0
 
 
+@pytest.mark.usefixtures("fresh_graphs")
 @pytest.mark.parametrize("grad", [False, True])
 def test_calls_with_something_in_front_and_behind(grad: bool) -> None:
     def f(x: Tensor, *weights: Tensor) -> Any:
@@ -73,6 +74,7 @@ def test_calls_with_something_in_front_and_behind(grad: bool) -> None:
     assert counters["lowered"] == (6 if grad else 3)
 
 
+@pytest.mark.usefixtures("fresh_graphs")
 def test_an_input_without_gradient_makes_another_function() -> None:
     def f(x: Tensor, *weights: Tensor) -> Tensor:
         for w in weights:
