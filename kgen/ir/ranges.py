@@ -19,8 +19,8 @@ from kgen.ir.values import Value
 
 Range = tuple[float, float]
 UNKNOWN: Range = (-math.inf, math.inf)
-# More values than these between an index and its data are not followed.
-DEEPEST = 24
+# Values that are looked at between an index and its data, at most: where one is used in several others it is looked at again.
+MOST_VALUES = 96
 
 
 def is_inside(found: Range, extent: Expr) -> bool:
@@ -32,7 +32,7 @@ def is_inside(found: Range, extent: Expr) -> bool:
 def range_of(value: Value, definition: Callable[[Value], Value | None] = lambda _: None) -> Range:
     """The least and the greatest number that a value of a type of whole numbers can be; infinite where that is unknown. Of a
     load `definition` gives the value that was stored there, if it is known and nothing has changed since."""
-    return _Ranges(definition).of(value, {}, 0)
+    return _Ranges(definition).of(value, {})
 
 
 def _both(a: Range, b: Range) -> Range:
@@ -62,82 +62,84 @@ class _Ranges:
     """Rules by operation. `facts` are ranges of values, floats among them, where some condition holds."""
 
     def __init__(self, definition: Callable[[Value], Value | None]) -> None:
-        self.definition = definition
+        self.definition, self.left = definition, MOST_VALUES
 
-    def of(self, value: Value, facts: Facts, depth: int) -> Range:
-        if value.dtype.is_floating_point or value.dtype.is_complex or depth > DEEPEST:
+    def of(self, value: Value, facts: Facts) -> Range:
+        self.left -= 1
+        if value.dtype.is_floating_point or value.dtype.is_complex or self.left < 0:
             return UNKNOWN
         rule = getattr(self, f"_{value.op}", None)
-        found = UNKNOWN if rule is None else rule(value, facts, depth + 1)
+        found = UNKNOWN if rule is None else rule(value, facts)
         return _both(found, _both(facts.get(value, UNKNOWN), _of_type(value)))
 
-    def _arguments(self, value: Value, facts: Facts, depth: int) -> tuple[Range, ...]:
-        return tuple(self.of(argument, facts, depth) for argument in value.args)
+    def _arguments(self, value: Value, facts: Facts) -> tuple[Range, ...]:
+        return tuple(self.of(argument, facts) for argument in value.args)
 
-    def _const(self, value: Value, _facts: Facts, _depth: int) -> Range:
+    def _const(self, value: Value, _facts: Facts) -> Range:
         return int(value.attr), int(value.attr)
 
-    def _index(self, value: Value, _facts: Facts, _depth: int) -> Range:
+    def _index(self, value: Value, _facts: Facts) -> Range:
         return UNKNOWN if ix.indirects(value.attr) else value.attr.bounds()
 
-    def _load(self, value: Value, facts: Facts, depth: int) -> Range:
+    def _load(self, value: Value, facts: Facts) -> Range:
         stored = self.definition(value)
-        return UNKNOWN if stored is None else self.of(stored, facts, depth)
+        return UNKNOWN if stored is None else self.of(stored, facts)
 
-    def _cast(self, value: Value, facts: Facts, depth: int) -> Range:
+    def _cast(self, value: Value, facts: Facts) -> Range:
         """A float is cut off towards zero. One that is no number has no facts: no comparison with it holds."""
         [source] = value.args
         if value.dtype is torch.bool:
             return 0, 1
         if not source.dtype.is_floating_point:
-            return _within_type(self.of(source, facts, depth), value)
+            return _within_type(self.of(source, facts), value)
         low, high = facts.get(source, UNKNOWN)
         finite = math.isfinite(low) and math.isfinite(high)
         return _within_type((math.trunc(low), math.trunc(high)), value) if finite else UNKNOWN
 
-    def _where(self, value: Value, facts: Facts, depth: int) -> Range:
+    def _where(self, value: Value, facts: Facts) -> Range:
         condition, chosen, other = value.args
         known = dict(facts)
-        for compared, found in self._conditions(condition, depth):
+        for compared, found in self._conditions(condition):
             known[compared] = _both(known.get(compared, UNKNOWN), found)
-        a, b = self.of(chosen, known, depth), self.of(other, facts, depth)
+        a, b = self.of(chosen, known), self.of(other, facts)
         return min(a[0], b[0]), max(a[1], b[1])
 
-    def _add(self, value: Value, facts: Facts, depth: int) -> Range:
-        a, b = self._arguments(value, facts, depth)
+    def _add(self, value: Value, facts: Facts) -> Range:
+        a, b = self._arguments(value, facts)
         return _within_type((a[0] + b[0], a[1] + b[1]), value)
 
-    def _sub(self, value: Value, facts: Facts, depth: int) -> Range:
-        a, b = self._arguments(value, facts, depth)
+    def _sub(self, value: Value, facts: Facts) -> Range:
+        a, b = self._arguments(value, facts)
         return _within_type((a[0] - b[1], a[1] - b[0]), value)
 
-    def _minimum(self, value: Value, facts: Facts, depth: int) -> Range:
-        a, b = self._arguments(value, facts, depth)
+    def _minimum(self, value: Value, facts: Facts) -> Range:
+        a, b = self._arguments(value, facts)
         return min(a[0], b[0]), min(a[1], b[1])
 
-    def _maximum(self, value: Value, facts: Facts, depth: int) -> Range:
-        a, b = self._arguments(value, facts, depth)
+    def _maximum(self, value: Value, facts: Facts) -> Range:
+        a, b = self._arguments(value, facts)
         return max(a[0], b[0]), max(a[1], b[1])
 
-    def _remainder(self, value: Value, facts: Facts, depth: int) -> Range:
+    def _remainder(self, value: Value, facts: Facts) -> Range:
         """It has the sign of the divisor."""
-        low, high = self.of(value.args[1], facts, depth)
+        low, high = self.of(value.args[1], facts)
         return (0, high - 1) if low > 0 else UNKNOWN
 
-    def _bitand(self, value: Value, facts: Facts, depth: int) -> Range:
-        highs = [high for low, high in self._arguments(value, facts, depth) if low >= 0]
+    def _bitand(self, value: Value, facts: Facts) -> Range:
+        highs = [high for low, high in self._arguments(value, facts) if low >= 0]
         return (0, min(highs)) if highs else UNKNOWN
 
-    def _conditions(self, condition: Value, depth: int) -> Iterator[tuple[Value, Range]]:
+    def _conditions(self, condition: Value) -> Iterator[tuple[Value, Range]]:
         """Ranges of what is compared with numbers where a condition holds."""
-        if depth > DEEPEST:
+        self.left -= 1
+        if self.left < 0:
             return
         if condition.op == "load":
             stored = self.definition(condition)
-            yield from () if stored is None else self._conditions(stored, depth + 1)
+            yield from () if stored is None else self._conditions(stored)
         elif condition.op == "and":
             for part in condition.args:
-                yield from self._conditions(part, depth + 1)
+                yield from self._conditions(part)
         elif condition.op in _BOUNDS:
             a, b = condition.args
             if _is_number(b):

@@ -108,6 +108,14 @@ def test_what_was_stored_on_the_way() -> None:
     assert range_of(selected(valid, cut(T))) == UNKNOWN
 
 
+def test_what_uses_a_value_again_and_again_takes_no_longer() -> None:
+    """Each sum has the one before it twice: 2^60 ways to the data."""
+    value = clamped(I64, 0, 1)
+    for _ in range(60):
+        value = vs.call("add", value, value)
+    assert range_of(value)[1] >= 2**60
+
+
 def test_what_a_check_makes_sure_of_proves_nothing() -> None:
     """Else the check of an index that is checked elsewhere would be left out everywhere."""
     assert range_of(vs.index_value(ix.indirect(I64, 8).expr())) == UNKNOWN
