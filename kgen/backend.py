@@ -292,10 +292,10 @@ def kgen_backend(
         numbers = torch_adapter.numbers_known(gm)
         nothing: tuple[Verdict, ...] = ()
         verdicts = passes.attempt(rewrite, gm, nothing)
-        segments, unreported = _segments(gm, config), [verdicts, nothing]
+        segments, unreported = _segments(gm, config), iter((verdicts,))
 
         def captured(gm: GraphModule, inputs: Sequence[Any]) -> Callable[..., Any]:
-            rewrites = unreported.pop(0) if len(unreported) > 1 else nothing  # the first segment says what was rewritten
+            rewrites = next(unreported, nothing)  # the first segment says what was rewritten
             return torch_adapter.capture(
                 gm,
                 inputs,

@@ -91,8 +91,8 @@ def _has_gaps(problem: Problem, one: Input) -> bool:
         steps = [_steps(problem, load, own) for own in axes]
         if None in steps:  # several neighbours are one number in memory, or somewhere that data says
             continue
-        least = [min((step for step in found or () if step), default=0) for found in steps]
-        nearest = min((step for step in least if step), default=0)
+        least = [min(filter(None, found or ()), default=0) for found in steps]
+        nearest = min(filter(None, least), default=0)
         if nearest > 1 and least[-1] != nearest:
             return True
     return False

@@ -36,8 +36,8 @@ def run(options: argparse.Namespace) -> int:
         return misused("--why takes one name, or two")
     if options.top is not None and options.top < 1:
         return misused("--top takes a number from 1 on")
-    if options.html is not None and _why_not_written(options.html):
-        return misused(f"{options.html} cannot be written: {_why_not_written(options.html)}")
+    if options.html is not None and (why := _why_not_written(options.html)):
+        return misused(f"{options.html} cannot be written: {why}")
     mode = {} if options.mode is None else {"mode": options.mode}
     # with JSON, standard output belongs to the report
     with contextlib.redirect_stdout(sys.stderr) if options.json else contextlib.nullcontext(), config.override(**mode):

@@ -35,11 +35,11 @@ def tune(options: argparse.Namespace) -> int:
         try:
             well = run_script(options.target, options.arguments)
         except KeyboardInterrupt:  # what was measured is in the file
-            _print_new(before, file)
+            new = _printed(before, file)
+            print(f"{file.path}: new measurements until then: {len(new)}", flush=True)
             raise
         found = counters["tuning.hit"] - found
-    new = [change.after for change in diff(before, file.entries()) if change.after]
-    write(measurements(new), sys.stdout)
+    new = _printed(before, file)
     if new or found:
         print(f"{file.path}: new measurements: {len(new)}, uses of known ones: {found}")
         return OK if well else WRONG
@@ -49,10 +49,11 @@ def tune(options: argparse.Namespace) -> int:
     return WRONG
 
 
-def _print_new(before: Sequence[Entry], file: TuningFile) -> None:
+def _printed(before: Sequence[Entry], file: TuningFile) -> list[Entry]:
+    """The measurements that the file did not have before, which are printed."""
     new = [change.after for change in diff(before, file.entries()) if change.after]
     write(measurements(new), sys.stdout)
-    print(f"{file.path}: new measurements until then: {len(new)}", flush=True)
+    return new
 
 
 def _suggest(options: argparse.Namespace) -> int:
