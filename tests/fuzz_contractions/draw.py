@@ -132,6 +132,7 @@ KNOWN: tuple[Problem, ...] = tuple(
             replace(_convolution(16, 64, 64, 56), epilogue="statistics"),
             replace(_matrices("linear", m=2048, k=1024, n=4096), epilogue="gelu"),
             replace(_matrices("linear", m=1031, k=2053, n=1543), family="gate and up"),
+            replace(_matrices("bmm", b=3, m=96, k=128, n=61), layouts=("sliced", "transposed"), family="joined"),
             replace(_matrices("bmm", b=8, m=1024, k=64, n=1024), epilogue="softmax"),
             replace(_matrices("mm", m=16, k=4096, n=4096), right="dequant"),
         )

@@ -21,7 +21,7 @@ from kgen.rendered.tensor_map import MAX_RANK, MAX_SIDE, MAX_STEP, TensorMap
 from kgen.templates.problem import Problem, memoised
 from kgen.templates.triton.codegen.launch import ALIGNMENT, aligned
 from kgen.templates.triton.codegen.table import TRITON_TYPES
-from kgen.templates.triton.codegen.tma_layout import WRITTEN_TYPES
+from kgen.templates.triton.codegen.tma_layout import WRITTEN_TYPES, rows_end
 
 # The largest coordinate that a kernel counts in 32 bits, with room for tiles that reach past an end.
 MAX_PLACE = 2**30
@@ -187,8 +187,11 @@ def _of_epilogue(problem: Problem, result: str, load: Value, written: bool) -> B
     singles = tuple(v for axis in rest for v in problem.loops[axis])
     loops = _Loops(outer, problem.loops[outer], inner, problem.loops[inner], singles, {})
     found = _box_layout(problem, name, load, loops)
-    plain = isinstance(found, BoxLayout) and all(side.step == 1 for side in found.dimensions)
-    return found if plain or not written else f"{name} is stored with gaps"
+    if not written or isinstance(found, str):
+        return found
+    if any(side.step != 1 for side in found.dimensions):
+        return f"{name} is stored with gaps"
+    return rows_end(name, dtype, ix.constant(found.dimensions[-1].size)) or found
 
 
 @dataclass(frozen=True, slots=True)

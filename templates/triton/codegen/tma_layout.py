@@ -118,7 +118,14 @@ def epilogue_tma_layout(
     if dtype not in (WRITTEN_TYPES if written else READ_TYPES):
         return f"elements of {buffer} are {dtype}"
     axes = problem.template.results[result].axes
-    return _lying(problem, buffer, (buffer, (offset,), dtype), tuple((axis, problem.loops[axis]) for axis in axes))
+    found = _lying(problem, buffer, (buffer, (offset,), dtype), tuple((axis, problem.loops[axis]) for axis in axes))
+    return (rows_end(buffer, dtype, found.sizes()[-1]) or found) if written and isinstance(found, TmaLayout) else found
+
+
+def rows_end(buffer: str, dtype: torch.dtype, length: Expr) -> str | None:
+    """Why TMA must not write rows of so many elements: it stores whole units of 16 bytes, and what a row's last one reaches
+    beyond the row is somebody else's where the buffer is a slice of another."""
+    return None if _multiple(length, dtype) else f"rows of {buffer} do not end at multiples of {ALIGNMENT} bytes"
 
 
 @dataclass(frozen=True, slots=True)

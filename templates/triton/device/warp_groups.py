@@ -23,10 +23,10 @@ from kgen.templates.triton.device.intrinsics import approximate_exp2
 
 
 @gluon.constexpr_function
-def accumulator(columns, warps, size):
+def accumulator(columns, warps, size, most=256):
     """How warps hold a tile of `columns` that they add up: each group of four has 64 rows of it at a time. `size` are the bytes
-    of a factor."""
-    return gl.NVMMADistributedLayout(version=[3, 0], warps_per_cta=[warps, 1], instr_shape=[16, min(columns, 256), 32 // size])
+    of a factor, and `most` the columns of the widest instruction."""
+    return gl.NVMMADistributedLayout(version=[3, 0], warps_per_cta=[warps, 1], instr_shape=[16, min(columns, most), 32 // size])
 
 
 @gluon.jit

@@ -22,6 +22,8 @@ FLOAT8 = (torch.float8_e4m3fn, torch.float8_e5m2)
 DOT_TYPES = (torch.float16, torch.bfloat16, torch.float32, torch.int8, *FLOAT8)
 FLOAT8_ARCH = 89
 MIN_BLOCK = 16
+# Bytes along k of what the matrix units multiply in one step.
+SHORTEST_STEP = 32
 MIN_STAGES = 2
 # Columns of ones that tiles are multiplied by to add up their rows, as in `templates/triton/device/matmul.py`.
 ONES = 16

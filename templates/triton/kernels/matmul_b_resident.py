@@ -19,7 +19,7 @@ from kgen.templates.contract import Config, contraction, knob, operand, result, 
 from kgen.templates.problem import Problem, memoised
 from kgen.templates.triton.codegen.tma_layout import tiles_read
 from kgen.templates.triton.kernels import estimate
-from kgen.templates.triton.kernels.matmul import MIN_BLOCK, DotTemplate, operand_tiles, refuse_dot, refuse_empty
+from kgen.templates.triton.kernels.matmul import MIN_BLOCK, SHORTEST_STEP, DotTemplate, operand_tiles, refuse_dot, refuse_empty
 
 # Rows of a tile and warps, by the columns of a tile: up to 128 sums a thread, which leaves registers for an epilogue.
 ROWS = {
@@ -65,7 +65,8 @@ class BResidentMatmul(DotTemplate):
         return refuse_empty(problem) or refuse_dot(problem)
 
     def configs(self, problem: Problem) -> Iterator[dict[str, Any]]:
-        n, k = (max(MIN_BLOCK, 1 << (problem.size(axis) - 1).bit_length()) for axis in "nk")
+        shortest = {"n": MIN_BLOCK, "k": max(MIN_BLOCK, SHORTEST_STEP // problem.main_dtype.itemsize)}
+        n, k = (max(length, 1 << (problem.size(axis) - 1).bit_length()) for axis, length in shortest.items())
         for m, warps in ROWS[max(n, 128)]:
             for count in tiles_per_program(problem, m):
                 yield {"BLOCK_M": m, "BLOCK_N": n, "BLOCK_K": k, "TILES": count, "WARPS": warps}

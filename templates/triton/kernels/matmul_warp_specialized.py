@@ -136,16 +136,20 @@ def epilogue_tile_bytes(problem: Problem, prefetch: bool) -> tuple[int, int]:
     sizes = [box.dtype.itemsize for box in written]
     return sum(box.dtype.itemsize for box in reads.values()), sum(sizes[1:] if same_layout else sizes)
 
+# Columns of the widest multiplication. Triton writes none of 256 columns for integers.
+WIDEST, WIDEST_OF_INTEGERS = 256, 128
+
 
 @dataclass(frozen=True, slots=True)
 class Facts:
-    """What the Jinja file is told of problems and configuration. `sharing` warp groups multiply each tile, `in_turn` have
-    one each. Of each tile that an epilogue reads, memory has `epilogue_tiles_kept`. Of a step's multiplications, so many are
+    """What the Jinja file is told of problems and configuration. One multiplication has `widest` columns at most. `sharing`
+    warp groups multiply each tile, `in_turn` have one each. Of each tile that an epilogue reads, memory has `epilogue_tiles_kept`. Of a step's multiplications, so many are
     under way while those of the step before are waited for."""
 
     several: bool
     compute_units: int
     itemsize: int
+    widest: int
     sharing: int
     in_turn: int
     epilogue_tiles_kept: int
@@ -252,6 +256,7 @@ class WarpSpecializedMatmul(DotTemplate):
             several=len(problems) > 1,
             compute_units=problem.device.compute_units,
             itemsize=problem.main_dtype.itemsize,
+            widest=WIDEST if problem.main_dtype.is_floating_point else WIDEST_OF_INTEGERS,
             sharing=groups if config.COOPERATIVE else 1,
             in_turn=1 if config.COOPERATIVE else groups,
             epilogue_tiles_kept=groups * config.EPILOGUE_SUBTILES,

@@ -56,6 +56,11 @@ CASES: dict[str, tuple[Callable[..., Tensor], list[Tensor], int]] = {
     "cast": (lambda x, w: x.to(h) @ w, [r(72, 40, dtype=torch.float32), r(40, 136)], 1),
     "gathered": (lambda x, i, w: x[i] @ w, [r(72, 40), torch.arange(71, -1, -1), r(40, 136)], 1),
     "fp32": (lambda x, w: x @ w, [r(72, 40, dtype=torch.float32), r(40, 136, dtype=torch.float32)], 2),
+    # TMA stores whole units of 16 bytes: a slice that ends inside of one would lose what its neighbour wrote
+    "slices": (lambda x, w, v: torch.cat([x @ w.t(), x @ v.t()], 1), [r(72, 40), r(64, 40), r(88, 40)], 4),
+    "slices_that_end_inside_a_unit": (
+        lambda x, w, v: torch.cat([x @ w.t(), x @ v.t()], 1), [r(72, 40), r(61, 40), r(91, 40)], 4,
+    ),
 }
 
 CASES["gate_and_up"] = (lambda x, w, v: F.silu(x @ w) * (x @ v), [r(72, 40), r(40, 136), r(40, 136)], 3)
@@ -79,7 +84,7 @@ CASES["bytes"] = (lambda x, w, y: x @ w + y, [r(72, 40), r(40, 144), r(72, 144).
 CASES["misaligned_mask"] = (lambda x, w, m: (x @ w).masked_fill(m, 2), [r(72, 40), r(40, 136), r(72, 136) > 0], 2)
 CASES["misaligned_residual"] = (lambda x, w, y: x @ w + y[:, 3:], [r(72, 40), r(40, 136), r(72, 139)], 2)
 # Results that are stored by pointers: rows that do not begin at multiples of 16 bytes, integers, and parts of sums.
-BY_POINTERS = ("odd_rows", "odd_columns", "integers", "row_sums", "column_sums")
+BY_POINTERS = ("odd_rows", "odd_columns", "slices_that_end_inside_a_unit", "integers", "row_sums", "column_sums")
 TELLING = (
     "gate_and_up",
     "residual_of_a_batch",
@@ -380,6 +385,19 @@ def test_wide_tiles_beside_a_resident_operand_fit(kind: torch.dtype) -> None:
                 compiled(lambda x, w, y: x @ w + y, x, w, y)
             (found,) = triton.compile_kernels(one.matmuls, 90)
             assert found.shared <= needs.shared, config
+
+
+@pytest.mark.ptx
+@pytest.mark.parametrize("kind", [f8, i8])
+def test_short_sums_of_bytes_compile(kind: torch.dtype) -> None:
+    """The matrix units multiply 32 bytes along k in one step, also where there are 16."""
+    x, w = r(64, 16).mul(4).to(kind), r(128, 16).mul(4).to(kind)
+    fn, more = (torch._int_mm, ()) if kind is i8 else (scaled, (torch.tensor(0.5), torch.tensor(0.25)))
+    with forced("triton_matmul_b_resident", list, runs=False) as made:
+        compiled(fn, x, w.t() if kind is i8 else w, *more)
+    assert made.configs
+    assert {config.BLOCK_K for config in made.configs} == {32}
+    triton.compile_kernels(made.matmuls, 90)
 
 
 def halves_of_columns(x: Tensor, s: Tensor, y: Tensor) -> Tensor:

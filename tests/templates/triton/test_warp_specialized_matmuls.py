@@ -170,6 +170,19 @@ def test_a_gathered_residual_has_registers() -> None:
         assert found.stack <= 64, one.config
 
 
+@pytest.mark.ptx
+def test_wide_tiles_of_integers_compile() -> None:
+    """Triton writes no multiplication of 256 columns of integers."""
+    args = [r(128, 128).mul(9).to(torch.int8), r(256, 128).mul(9).to(torch.int8)]
+
+    def wide(configs: Sequence[Config]) -> list[Config]:
+        return [next(c for c in configs if c.BLOCK_N == 256)]
+
+    [one] = kernels(lambda x, w: torch._int_mm(x, w.t()), args, wide)
+    [found] = triton.compile_kernels([one.kernel], 90)
+    assert found.stack == 0
+
+
 def test_equal_layers_share_a_kernel() -> None:
     """Whatever their buffers are called, in shared memory too, where tiles of the epilogue come to and leave from."""
 
