@@ -29,8 +29,9 @@ LEAST_CHANNELS = 16
 MOST_POSITIONS = 2**31 - 2**20
 # Taps and coordinates of a column that are written out: the most of all columns, and of one.
 MOST_UNROLLED, MOST_COORDINATES = 96, 40
-# Positions along the first dimension of the windows: of fewer, strips overlap more.
-LEAST_MEASURED = 14
+# Positions along the first dimension of the windows, of up to so many taps and of more: of fewer, strips overlap more.
+FEWER_TAPS = 25
+LEAST_MEASURED, LEAST_OF_MORE_TAPS = 7, 14
 # Registers of a thread for each coordinate of an element, with bounds and without, and besides. Compilers take .6 to 1.5 of it.
 BOUNDED, UNBOUNDED, OTHER_REGISTERS = 2.0, 0.5, 16
 
@@ -145,8 +146,9 @@ class DepthwiseConv(KernelTemplate):
 
     def uncalibrated(self, problem: Problem) -> str | None:
         found = window_of(problem)
-        if found is not None and _extent(found.positions) < LEAST_MEASURED:
-            return f"no GPU has measured it on images of fewer than {LEAST_MEASURED} rows"
+        least = LEAST_MEASURED if problem.size("t") <= FEWER_TAPS else LEAST_OF_MORE_TAPS
+        if found is not None and _extent(found.positions) < least:
+            return f"no GPU has measured it on images of fewer than {least} rows"
         return conv_estimate.depthwise_unmeasured(problem)
 
 
