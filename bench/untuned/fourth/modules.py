@@ -322,7 +322,7 @@ with torch.device("meta"):
     GATE = module(SpatialGate(192, 197), lambda m, b: [m(b, 197, 192)], (2,))
     BRANCH = module(ConvolutionalGate(144), lambda m, b, n: [m(b, n, 144)], (2, 33))
     FILM = module(Film(96, 40), lambda m, b, h: [m(b, 96, h, h), m(b, 40)], (2, 6), dtype=HALF)
-    SPADE = module(Spade(80, 19, 48), lambda m, b, h, s: [m(b, 80, h, h), m(b, 19, s, s)], (2, 8, 4))
+    SPADE = module(Spade(80, 19, 48), lambda m, b, h, s: [m(b, 80, h, h), m(b, 19, s, s)], (2, 6, 3))
     SPLITS = module(ResidualSplits(104, 4), _map(104), (2, 5, 6), dtype=HALF)
     SELECT = module(SelectiveKernels(128, 32), _map(128, last=False), (2, 6, 5), dtype=HALF)
     NONLOCAL = module(NonLocal(96), _map(96, last=False), (2, 4, 6))

@@ -247,8 +247,8 @@ def hash_grid(points: Tensor, table: Tensor) -> Tensor:
             bits = [(corner >> d) & 1 for d in range(3)]
             c = [at[:, d] + bits[d] for d in range(3)]
             row = (c[0] ^ (c[1] * 2654435761) ^ (c[2] * 805459861)) % size
-            share = math.prod(f[:, d] if bits[d] else 1 - f[:, d] for d in range(3))
-            value = value + table[level, row] * share[:, None]
+            share = [f[:, d] if bits[d] else 1 - f[:, d] for d in range(3)]
+            value = value + table[level, row] * (share[0] * share[1] * share[2])[:, None]
         out.append(value)
     return torch.cat(out, -1)
 
