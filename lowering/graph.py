@@ -27,6 +27,7 @@ from kgen.lowering.fused_calls import note_fused_calls
 from kgen.lowering.operation import OperatorAxes, lower_operator
 from kgen.lowering.results import Results, owners_of_results
 from kgen.lowering.row_values import remaining_cost, with_row_values_stored
+from kgen.lowering.short_axes import unroll_short_axes
 from kgen.lowering.table import Rule
 from kgen.lowering.tensor import Tensor, number_of, rounded, unsupported
 from kgen.lowering.unbacked import UNBACKED
@@ -97,6 +98,7 @@ class _Lowering:
             self.builder.result_strides = self.symbols.sizes(value.stride()) if _is_strided(value) else None
             getattr(self, node.op)(node)
         graph = self.builder.graph
+        unroll_short_axes(graph, self.builder.fresh)
         if any(isinstance(node, ir.Contraction) for node in graph.nodes):
             note_fused_calls(self.builder)
         graph.size_hints, graph.derived = self.symbols.size_hints(), dict(self.symbols.derived)

@@ -20,7 +20,7 @@ from kgen.ir.plan import Kernel, Schedule, Tiling, members
 from kgen.scheduler import Gpu, choose_tiles
 from kgen.scheduler.fusion import cost
 from kgen.scheduler.tiling import tiles
-from kgen.scheduler.transforms import split_reduction
+from kgen.scheduler.transforms import split_reduction, split_scan
 
 f16, bf16, f32, i8 = torch.float16, torch.bfloat16, torch.float32, torch.int8
 F8 = torch.float8_e4m3fn
@@ -96,6 +96,8 @@ def short_shares() -> Iterator[None]:
     """Rows are cut in two kernels from 32 points on."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(split_reduction, "MIN_CHUNK", 16)
+        patch.setattr(split_scan, "MIN_CHUNK", 8)
+        patch.setattr(split_scan, "SHORTEST", 8)
         yield
 
 

@@ -43,8 +43,9 @@ MIN_CHUNK = 4096
 WARPS = 64
 # Shares of a row: what joins them walks all.
 MOST_SHARES = 512
-# So many times the shares that are wanted are better than a row in one program, where no other number divides a loop.
-MORE_SHARES = 8
+# So many times the shares that are wanted are better than a row in one program, where no other number divides a loop; and than
+# stores with a mask.
+MORE_SHARES, MORE_MASKED = 8, 2
 
 
 class SplitReduction(Transform):
@@ -173,12 +174,14 @@ def _shares(kernel: Kernel, loop: Var, wanted: int) -> int | None:
     near = None if exact is None else _divisor(exact, range(wanted, wanted // 2, -1))
     if near is not None:
         return near
-    if not any(s.inner and ((s.kind == "pointwise" and any(s.stored)) or s.op == "welford") for s in kernel.statements):
+    counts = any(s.inner and s.op == "welford" for s in kernel.statements)  # a point past the end could not be left uncounted
+    if not counts and not any(s.inner and s.kind == "pointwise" and any(s.stored) for s in kernel.statements):
         return wanted
     if exact is None:
-        return None  # a store at a point past the end could not be masked, nor such a point be left uncounted
-    more, fewer = range(wanted + 1, min(exact, MORE_SHARES * wanted) + 1), range(wanted // 2, 1, -1)
-    return _divisor(exact, itertools.chain(more, fewer))
+        return None if counts else wanted
+    most = (MORE_SHARES if counts else MORE_MASKED) * wanted
+    found = _divisor(exact, itertools.chain(range(wanted + 1, min(exact, most) + 1), range(wanted // 2, 1, -1) if counts else ()))
+    return found if found is not None or counts else wanted
 
 
 def _divisor(extent: int, numbers: Iterable[int]) -> int | None:
@@ -267,7 +270,8 @@ class _Split:
         if s.kind == "scatter":
             return _only(made, self.inside)
         if s.kind == "pointwise":
-            return replace(made, value=vs.guard_loads(value, self.inside))  # in registers, or no point is past the end
+            kept = self.inside if mask is None else vs.call("and", self.inside, vs.guard_loads(mask, self.inside))
+            return replace(made, value=vs.guard_loads(value, self.inside), mask=kept if any(s.stored) else mask)
         if s.kind == "reduction" and s.op != "welford":
             filler = vs.const(ops.identity(s.op, value.dtype), value.dtype)
             return replace(made, value=vs.masked(self.inside, value, filler))

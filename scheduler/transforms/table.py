@@ -19,6 +19,7 @@ from kgen.scheduler.transforms.scatter_epilogue import ScatterEpilogue
 from kgen.scheduler.transforms.shared_calls import SharedCalls
 from kgen.scheduler.transforms.split_k import SplitK
 from kgen.scheduler.transforms.split_reduction import SplitReduction
+from kgen.scheduler.transforms.split_scan import SplitScan
 from kgen.scheduler.transforms.split_softmax import SplitSoftmax
 from kgen.scheduler.transforms.template_kernels import Offer, Prologues, Selection
 from kgen.scheduler.transforms.tile_partials import TilePartials
@@ -49,5 +50,6 @@ TRANSFORMS: tuple[Transform, ...] = (
     ColumnReduction(),
     BlockReduction(),
     SplitReduction(),
+    SplitScan(),
     Untaken(),
 )

@@ -1,4 +1,4 @@
-"""Few columns of many rows, which are several loops: each point of the outer ones is a share where the inner ones have none."""
+"""Few columns of many rows, which may be several loops: shares may have unequal lengths."""
 
 from __future__ import annotations
 
@@ -16,7 +16,6 @@ from tests.scheduler.selection.test_safe_choices import planned
 
 
 def squares_and_their_columns(x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
-    """What is stored at each point cannot be left out past the end of a share: shares have equal lengths."""
     made = (x.view(y.shape) * y).view(x.shape)
     return made, made.sum(0)
 
@@ -33,8 +32,11 @@ def test_it_is_shared_out(images: int, rows: int, columns: int) -> None:
 
 
 @pytest.mark.interpret
-def test_values() -> None:
-    x, y = torch.randn(16 * 211, 64), torch.randn(16, 211, 64)
+@pytest.mark.parametrize("rows", [16 * 211, 4001])
+def test_values(rows: int) -> None:
+    """No number divides 4001: what is stored at each point of the last share is left out past its end."""
+    images = 16 if rows % 16 == 0 else 1
+    x, y = torch.randn(rows, 64), torch.randn(images, rows // images, 64)
     found, wanted = compiled(squares_and_their_columns, x, y), squares_and_their_columns(x.double(), y.double())
     for got, want in zip(found, wanted, strict=True):
         assert error(got, want) < 1e-6

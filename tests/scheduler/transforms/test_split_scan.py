@@ -1,0 +1,113 @@
+"""Scans of few long rows, shared among the programs of a GPU: right in the interpreter, and which are left in one program."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+
+import pytest
+import torch
+from torch import Tensor
+
+from kgen.ir.plan import Kernel, members
+from kgen.scheduler import Options
+from kgen.scheduler.transforms import split_scan
+from tests.kernels import plans
+
+
+@pytest.fixture(autouse=True)
+def short(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(split_scan, "MIN_CHUNK", 16)
+    monkeypatch.setattr(split_scan, "SHORTEST", 16)
+    monkeypatch.setattr(split_scan, "MOST_SHARES", 40)
+
+
+def lovasz(errors: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
+    """Statistics of the whole row beside its scan, and a scan that reads them."""
+    e, order = torch.sort(errors, descending=True)
+    g = labels[order].float()
+    total = g.sum()
+    return e, 1 - (total - g.cumsum(0)) / (total + (1 - g).cumsum(0))
+
+
+CASES: dict[str, tuple[Callable[..., object], list[Tensor]]] = {
+    "whole shares": (lambda x: x.cumsum(0), [torch.randn(512)]),
+    "a ragged last share": (lambda x: x.cumsum(0), [torch.randn(517)]),
+    "few rows": (lambda x: (x * 2 + 1).cumsum(1), [torch.randn(3, 401)]),
+    "columns": (lambda x: x.cumsum(0), [torch.randn(401, 2)]),
+    "from behind": (lambda x: x.flip(0).cumsum(0).flip(0), [torch.randn(300)]),
+    "products": (lambda x: (1 + x / 100).cumprod(0), [torch.randn(300)]),
+    "16 bits": (lambda x: x.cumsum(0), [torch.randn(600).bfloat16()]),
+    "counts": (lambda x: (x > 0).cumsum(0), [torch.randn(600)]),
+    "a mask": (lambda x: torch.where((x / 100).cumsum(0) < 0.05, x, 0.0), [torch.randn(600)]),
+    "two scans and a sum": (
+        lambda x, y: ((x * y).cumsum(0), (x + y).cumsum(0), (x * y).sum()), [torch.randn(600), torch.randn(600)],
+    ),
+    "sums and what reads them": (lovasz, [torch.rand(40000), torch.randint(0, 2, (40000,))]),
+    "positions of ones": (lambda x: ((x > 0).long().cumsum(0) - 1) * (x > 0), [torch.randn(600)]),
+}  # fmt: skip
+
+
+@pytest.fixture
+def totals(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[str]]:
+    """The kernels that were split."""
+    found: list[str] = []
+    run = split_scan._Split.run
+    monkeypatch.setattr(split_scan._Split, "run", lambda self: found.append(self.kernel.name) or run(self))
+    yield found
+
+
+@pytest.mark.interpret
+@pytest.mark.cpu
+@pytest.mark.parametrize("name", CASES)
+def test_agrees_with_eager(name: str, totals: list[str]) -> None:
+    fn, args = CASES[name]
+    torch._dynamo.reset()
+    step = torch.compile(fn, backend="kgen", fullgraph=True, options={"gpu_interpreter": True, "cache": False})
+    got, want = step(*args), fn(*args)
+    assert totals
+    torch.testing.assert_close(got, want)
+
+
+@pytest.mark.interpret
+@pytest.mark.cpu
+def test_a_row_scanned_in_place(totals: list[str]) -> None:
+    def fn(x: Tensor, y: Tensor) -> Tensor:
+        x.mul_(2)
+        y.copy_((x + 1).cumsum(0))
+        return x.cumsum_(0) + y
+
+    torch._dynamo.reset()
+    step = torch.compile(fn, backend="kgen", fullgraph=True, options={"gpu_interpreter": True, "cache": False})
+    x, y = torch.randn(500), torch.randn(500)
+    ours, theirs = (x.clone(), y.clone()), (x.clone(), y.clone())
+    torch.testing.assert_close((step(*ours), *ours), (fn(*theirs), *theirs))
+    assert totals
+
+
+def kernels(fn: Callable[..., object], *args: Tensor) -> list[Kernel]:
+    plan = plans(fn, *args, options=Options(gpu_everywhere=True)).forward
+    return [one for step in plan.kernels for one in members(step)]
+
+
+def test_three_kernels() -> None:
+    """Totals of the shares, their scan, and the shares: nothing in between is as long as the row."""
+    first, so_far, last = kernels(lambda x: torch.relu(x).cumsum(0) * 2, torch.randn(4096))
+    assert [s.kind for s in first.statements if s.inner] == ["reduction"]
+    assert [s.kind for s in so_far.statements if s.inner] == ["scan"]
+    assert [s.kind for s in last.statements if s.kind == "scan"] == ["scan"]
+    [share, *_] = first.outer
+    assert share.extent == so_far.inner[0].extent == last.outer[0].extent
+
+
+@pytest.mark.parametrize(
+    ("fn", "shape"),
+    [
+        (lambda x: x.cumsum(1), (9000, 32)),  # programs enough
+        (lambda x: x.cumsum(0), (48,)),  # too short
+        (lambda x: x.cummax(0), (4096,)),  # a pair for each point
+    ],
+    ids=["rows", "short", "pairs"],
+)
+def test_left_in_one_program(fn: Callable[..., object], shape: tuple[int, ...], totals: list[str]) -> None:
+    assert kernels(fn, torch.randn(shape))
+    assert not totals
