@@ -78,9 +78,17 @@ LEAST_ROLLED = 256
 
 def rewrite(gm: GraphModule, config: Config) -> tuple[Verdict, ...]:
     """Makes loops that Dynamo has unrolled batches or loops again, and equal layers calls of one, in its graph."""
+    _concatenated(gm)
     batched, rolled, names = _batched(gm, config), _rolled(gm, config), {node.name for node in gm.graph.nodes}
     left = [one for one in batched if not rolled or one.outcome not in REFUSED or one.producer in names]
     return (*left, *rolled, *_hoisted(gm, config), *_shared(gm, config))
+
+
+def _concatenated(gm: GraphModule) -> None:
+    if any("circular" in node.args or "circular" in node.kwargs.values() for node in gm.graph.nodes):
+        from kgen.capture.circular import concatenate_circular_pads  # noqa: PLC0415  few graphs pad so
+
+        concatenate_circular_pads(gm)
 
 
 def _batched(gm: GraphModule, config: Config) -> list[Verdict]:
