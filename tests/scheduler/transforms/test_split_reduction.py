@@ -259,3 +259,23 @@ def test_values_in_registers_read_nothing_past_the_end() -> None:
     guarded = [load.args for s in found for load in vs.loads([s.value])]
     assert guarded
     assert all(guarded)
+
+
+def stored_and_its_sum(x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
+    made = x * y
+    return made, made.sum()
+
+
+def test_rows_are_cut_where_nothing_divides_their_number() -> None:
+    """Else each plane of 241 rows was one program: 48 of them for a GPU."""
+    x = torch.empty(48, 241, 300)
+    partial, joined = planned(stored_and_its_sum, x.transpose(1, 2).contiguous().transpose(1, 2), x).kernels
+    assert partial.outer[0].extent.as_int() == 480
+    assert joined.inner == (partial.outer[0],)
+
+
+@pytest.mark.interpret
+def test_values_of_cut_rows() -> None:
+    x, y = torch.randn(6, 320, 67).transpose(1, 2), torch.randn(6, 67, 320)
+    for got, want in zip(compiled(stored_and_its_sum, x, y), stored_and_its_sum(x.double(), y.double()), strict=True):
+        assert error(got, want) < 1e-5
