@@ -21,6 +21,7 @@ from kgen import errors, failures, only, unusable, watch
 from kgen.build import cpp, toolchain
 from kgen.capture import decompositions, rng, torch_adapter
 from kgen.capture.aot_cache import CompiledGraph, count_coverage
+from kgen.capture.dimensions import count_from_front
 from kgen.capture.eager_graph import EagerGraph
 from kgen.capture.freeze import freeze, frozen_inputs
 from kgen.capture.operators import check_names, makes_quantised
@@ -393,7 +394,7 @@ class Passes:
 
     def before_partitioning(self, gm: GraphModule) -> GraphModule:
         """The joint graph of forward and backward, as it is split."""
-        gm = rng.replace_random(gm)
+        gm = count_from_front(rng.replace_random(gm))
         if _may_lay_out(gm, self.config):
             gm = self.attempt(laid_out, gm, gm)
         gm = _expanded(gm, decompositions.TRAINED)
