@@ -1,7 +1,7 @@
 """Circular padding as concatenations of slices, one a padded dimension.
 
 torch writes it as copies into new memory: the middle, then each border from what is written by then. That is a kernel for each,
-and more passes over the tensor in its gradient. A concatenation fuses with what makes its input and with what reads it.
+and more passes over the tensor in its gradient. A concatenation fuses with its producer and its consumer.
 """
 
 from __future__ import annotations

@@ -52,7 +52,7 @@ def test_a_pad(shape: tuple[int, ...], pads: tuple[int, ...]) -> None:
     assert max(compiled(lambda x: F.pad(x, pads, "circular"), torch.randn(shape))) <= dims
 
 
-def test_what_makes_and_what_reads_it() -> None:
+def test_producer_and_consumer() -> None:
     assert max(compiled(laplacian, torch.randn(2, 3, 9, 8))) <= 4
 
 

@@ -307,11 +307,11 @@ def auto_correlation(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
     value, delay = torch.topk(mean, top, dim=-1)
     share = torch.softmax(value, dim=-1)
     x = v.permute(0, 2, 3, 1)
-    twice = x.repeat(1, 1, 1, 2)
+    doubled = x.repeat(1, 1, 1, 2)
     at = torch.arange(n, device=q.device).view(1, 1, 1, n)
     out = torch.zeros_like(x)
     for i in range(top):
-        moved = torch.gather(twice, -1, (at + delay[:, i].view(-1, 1, 1, 1)).expand_as(x))
+        moved = torch.gather(doubled, -1, (at + delay[:, i].view(-1, 1, 1, 1)).expand_as(x))
         out = out + moved * share[:, i].view(-1, 1, 1, 1)
     return out.permute(0, 3, 1, 2).relu()
 

@@ -149,10 +149,10 @@ class ResidualSplits(nn.Module):
         self.norms = nn.ModuleList(nn.GroupNorm(1, self.width) for _ in range(parts - 1))
 
     def forward(self, x: Tensor) -> Tensor:
-        pieces = torch.split(x, self.width, 1)
-        out = [pieces[0]]
+        slices = torch.split(x, self.width, 1)
+        out = [slices[0]]
         for k, (conv, norm) in enumerate(zip(self.convs, self.norms, strict=True)):
-            y = pieces[k + 1] if k == 0 else pieces[k + 1] + out[-1]
+            y = slices[k + 1] if k == 0 else slices[k + 1] + out[-1]
             out.append(F.relu(norm(conv(y))))
         return torch.cat(out, 1) + x
 
