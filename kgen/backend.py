@@ -21,6 +21,7 @@ from kgen import errors, failures, only, unusable, watch
 from kgen.build import cpp, toolchain
 from kgen.capture import decompositions, rng, torch_adapter
 from kgen.capture.aot_cache import CompiledGraph, count_coverage
+from kgen.capture.dimensions import count_from_front
 from kgen.capture.eager_graph import EagerGraph
 from kgen.capture.freeze import freeze, frozen_inputs
 from kgen.capture.operators import check_names, makes_quantised
@@ -78,9 +79,17 @@ LEAST_ROLLED = 256
 
 def rewrite(gm: GraphModule, config: Config) -> tuple[Verdict, ...]:
     """Makes loops that Dynamo has unrolled batches or loops again, and equal layers calls of one, in its graph."""
+    _concatenated(gm)
     batched, rolled, names = _batched(gm, config), _rolled(gm, config), {node.name for node in gm.graph.nodes}
     left = [one for one in batched if not rolled or one.outcome not in REFUSED or one.producer in names]
     return (*left, *rolled, *_hoisted(gm, config), *_shared(gm, config))
+
+
+def _concatenated(gm: GraphModule) -> None:
+    if any("circular" in node.args or "circular" in node.kwargs.values() for node in gm.graph.nodes):
+        from kgen.capture.circular import concatenate_circular_pads  # noqa: PLC0415  few graphs pad so
+
+        concatenate_circular_pads(gm)
 
 
 def _batched(gm: GraphModule, config: Config) -> list[Verdict]:
@@ -385,7 +394,7 @@ class Passes:
 
     def before_partitioning(self, gm: GraphModule) -> GraphModule:
         """The joint graph of forward and backward, as it is split."""
-        gm = rng.replace_random(gm)
+        gm = count_from_front(rng.replace_random(gm))
         if _may_lay_out(gm, self.config):
             gm = self.attempt(laid_out, gm, gm)
         gm = _expanded(gm, decompositions.TRAINED)

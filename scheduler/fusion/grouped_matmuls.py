@@ -234,16 +234,24 @@ def _grouped(kernels: Sequence[Kernel], graph: ir.Graph, how: Joining) -> tuple[
         choices = ((name, _configs(found.get(name, []))) for name in how.only.names)
         return next(((Choice(name, how.only.pick(configs).values), None) for name, configs in choices if configs), None)
     alone = [how.best(kernel) for kernel in kernels]
-    together = _best({name: problems for name, problems in found.items() if not _is_unmeasured_pair(problems)})
-    if together is None or None in alone:
+    others = any(one and (one.seconds_of_library < math.inf or one.problem.uncalibrated is None) for one in alone)
+    together = _best({name: problems for name, problems in found.items() if not _is_unmeasured(problems, others)})
+    if together is None or any(one is None or _is_left_to_the_library(one) for one in alone):
         return None
     faster = together.seconds < sum(one.seconds for one in alone if one is not None)
     return (together.choice, together.by_size) if faster else None
 
 
-def _is_unmeasured_pair(problems: Sequence[Problem]) -> bool:
-    """Whether a template would make others' problems with its own, and nobody has measured all of these."""
-    return len({problem.template.name for problem in problems}) > 1 and any(problem.uncalibrated for problem in problems)
+def _is_left_to_the_library(alone: Best) -> bool:
+    """Whether nobody has measured what a library call, or separate kernels, would compute as well."""
+    return alone.seconds_of_library < math.inf and not alone.measured and alone.problem.uncalibrated is not None
+
+
+def _is_unmeasured(problems: Sequence[Problem], others: bool) -> bool:
+    """Whether nobody has measured all of the problems, where `others` compute some of them as well, or where a template would make
+    others' problems with its own."""
+    several = len({problem.template.name for problem in problems}) > 1
+    return (others or several) and any(problem.uncalibrated for problem in problems)
 
 
 def grouped_problems(kernels: Sequence[Kernel], graph: ir.Graph, device: Device) -> dict[str, list[Problem]]:

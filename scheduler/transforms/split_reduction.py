@@ -7,7 +7,7 @@ formula of Chan, Golub and LeVeque (1979): ``m2 = sum(m2_k) + sum(n_k (mean_k - 
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 
 import torch
@@ -46,6 +46,8 @@ MOST_SHARES = 512
 # So many times the shares that are wanted are better than a row in one program, where no other number divides a loop; and than
 # stores with a mask.
 MORE_SHARES, MORE_MASKED = 8, 2
+# Points of the last loops that a share has side by side at least: about a cache line.
+LEAST_RUN = 16
 
 
 class SplitReduction(Transform):
@@ -84,9 +86,12 @@ def split_reduction(kernel: Kernel, graph: ir.Graph, sizes: Sizes, gpu: Gpu) -> 
     wanted = min(gpu.compute_units * WARPS // tiling.blocks.warps // programs, work // MIN_CHUNK, MOST_SHARES)
     if wanted < 2 and channel is None:
         return (kernel,)
-    for whole, loop in _loops_to_cut(_by_stride(shared, graph, sizes), max(1, wanted), sizes):
-        shares = _shares(kernel, loop, min(max(1, wanted // sizes.points(whole)), sizes.of(loop.extent)))
-        if shares is None and (whole or channel is not None):
+    loops = _by_stride(shared, graph, sizes)
+    for whole, first in _loops_to_cut(loops, max(1, wanted), sizes):
+        loop, shares = first, _shares(kernel, first, min(max(1, wanted // sizes.points(whole)), sizes.of(first.extent)))
+        if shares is None and whole:
+            loop, shares = _faster_loop(kernel, loops[len(whole) + 1 :], wanted // sizes.points(whole), sizes) or (first, 1)
+        elif shares is None and channel is not None:
             shares = 1
         if shares is not None:
             return _Split(kernel, graph, whole, loop, shares, channel).run()
@@ -182,6 +187,16 @@ def _shares(kernel: Kernel, loop: Var, wanted: int) -> int | None:
     most = (MORE_SHARES if counts else MORE_MASKED) * wanted
     found = _divisor(exact, itertools.chain(range(wanted + 1, min(exact, most) + 1), range(wanted // 2, 1, -1) if counts else ()))
     return found if found is not None or counts else wanted
+
+
+def _faster_loop(kernel: Kernel, loops: Sequence[Var], wanted: int, sizes: Sizes) -> tuple[Var, int] | None:
+    """Of the loops inside of one that no number divides, the first that is cut into runs long enough, and its shares."""
+    for loop in loops:
+        extent = sizes.of(loop.extent)
+        shares = _shares(kernel, loop, min(wanted, extent // LEAST_RUN)) if extent >= 2 * LEAST_RUN and wanted > 1 else None
+        if shares is not None and 1 < shares <= extent // LEAST_RUN:
+            return loop, shares
+    return None
 
 
 def _divisor(extent: int, numbers: Iterable[int]) -> int | None:

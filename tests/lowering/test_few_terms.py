@@ -105,3 +105,18 @@ def test_channels_side_by_side_are_arithmetic_too() -> None:
     x = torch.empty(2, 160, 64, dtype=torch.bfloat16).transpose(1, 2)
     plan = planned(causal, x, torch.empty(64, 1, 4, dtype=torch.bfloat16), torch.empty(64, dtype=torch.bfloat16))
     assert all(isinstance(step, Kernel) and not step.contracts for step in plan.steps)
+
+
+def bits_apart(codes: Tensor, queries: Tensor) -> Tensor:
+    """The least Hamming distance of codes of two numbers: one value is read again by each step of the count."""
+    v = queries[:, None] ^ codes
+    v = v - ((v >> 1) & 0x5555555555555555)
+    v = (v & 0x3333333333333333) + ((v >> 2) & 0x3333333333333333)
+    v = (v + (v >> 4)) & 0x0F0F0F0F0F0F0F0F
+    return ((v * 0x0101010101010101) >> 56).sum(-1).amin(1)
+
+
+def test_large_values_of_rows_and_columns_are_computed_again() -> None:
+    """Stored, they are 128 MB that are written and read."""
+    codes, queries = (torch.empty(n, 2, dtype=torch.int64) for n in (8000, 1001))
+    assert len(planned(bits_apart, codes, queries).kernels) == 1

@@ -13,10 +13,11 @@ from bench.untuned.block import Block, Make, Sized, ids, weight
 HALF, SINGLE = torch.float16, torch.float32
 
 
-def latent_prefill(x: Tensor, down: Tensor, norm: Tensor, up: Tensor, wq: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+def latent_prefill(x: Tensor, down: Tensor, norm: Tensor, up: Tensor, wq: Tensor, angles: Tensor) -> Tensor:
     """MLA: keys and values from a compressed vector, one rotary key for all heads; values narrower than keys."""
     b, n, _ = x.shape
     heads, nope, rope, vd = 16, 64, 32, 64
+    cos, sin = angles
     q = F.linear(x, wq).view(b, n, heads, nope + rope).transpose(1, 2)
     q_nope, q_pe = q.split([nope, rope], dim=-1)
     c, k_pe = F.linear(x, down).split([down.shape[0] - rope, rope], dim=-1)
@@ -35,7 +36,7 @@ def latent_prefill(x: Tensor, down: Tensor, norm: Tensor, up: Tensor, wq: Tensor
 
 def bucketed_bias(x: Tensor, qkv: Tensor, table: Tensor) -> Tensor:
     """T5's attention without a scale: relative positions in logarithmic buckets, an embedding of them as a bias."""
-    b, n, d = x.shape
+    b, n, _ = x.shape
     heads = table.shape[1]
     q, k, v = F.linear(x, qkv).view(b, n, 3, heads, -1).permute(2, 0, 3, 1, 4)
     relative = torch.arange(n, device=x.device)[None, :] - torch.arange(n, device=x.device)[:, None]
@@ -108,9 +109,10 @@ def projected_keys(x: Tensor, qkv: Tensor, e: Tensor, f: Tensor) -> Tensor:
     return torch.einsum("bhnk,bhkd->bhnd", a, v).transpose(1, 2).reshape(b, n, d)
 
 
-def gated_unit(x: Tensor, norm: Tensor, w: Tensor, wqk: Tensor, gamma: Tensor, beta: Tensor, out: Tensor) -> Tensor:
+def gated_unit(x: Tensor, norm: Tensor, w: Tensor, wqk: Tensor, affine: Tensor, out: Tensor) -> Tensor:
     """GAU: attention by squared ReLU, one narrow head, gated values."""
     n = x.shape[1]
+    gamma, beta = affine
     y = F.layer_norm(x, (x.shape[-1],), norm)
     u, v = F.silu(y @ w).chunk(2, dim=-1)
     z = F.silu(y @ wqk)
@@ -144,7 +146,7 @@ def fourier_mixing(x: Tensor, norm: Tensor, up: Tensor, down: Tensor) -> Tensor:
 
 def parallel_block(x: Tensor, norm: Tensor, w: Tensor, qk: Tensor, out: Tensor) -> Tensor:
     """ViT-22B: attention and MLP from one wide linear layer, q and k normalised, one linear layer for both results."""
-    b, n, d = x.shape
+    d = x.shape[-1]
     y = F.layer_norm(x, (d,), norm)
     q, k, v, h = F.linear(y, w).split([d, d, d, w.shape[0] - 3 * d], dim=2)
     q, k, v = (t.unflatten(2, (-1, 64)).transpose(1, 2) for t in (q, k, v))
@@ -168,9 +170,8 @@ def grouped_window(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
 
 def paged_decode(q: Tensor, cache: Tensor, tables: Tensor, lengths: Tensor) -> Tensor:
     """One query each over a cache in pages of 16, found by a table; cache of (2, pages, 16, heads, d)."""
-    b, h, d = q.shape
     k, v = (t[tables].flatten(1, 2) for t in cache)
-    scores = torch.einsum("bhd,bshd->bhs", q, k) * d**-0.5
+    scores = torch.einsum("bhd,bshd->bhs", q, k) * q.shape[-1] ** -0.5
     inside = torch.arange(k.shape[1], device=q.device)[None] < lengths[:, None]
     p = scores.float().masked_fill(~inside[:, None], float("-inf")).softmax(-1).to(q.dtype)
     return torch.einsum("bhs,bshd->bhd", p, v)
@@ -394,7 +395,14 @@ def _heads(m: Make, b: int, h: int, n: int, d: int, count: int = 3) -> list[Tens
 
 def _latent(m: Make, b: int, n: int, d: int, c: int) -> list[Tensor]:
     angles = m(n, 16).repeat(1, 2)
-    return [m(b, n, d), weight(m, c + 32, d), m(c), weight(m, 2048, c), weight(m, 1536, d), angles.cos(), angles.sin()]
+    return [
+        m(b, n, d),
+        weight(m, c + 32, d),
+        m(c),
+        weight(m, 2048, c),
+        weight(m, 1536, d),
+        torch.stack((angles.cos(), angles.sin())),
+    ]
 
 
 def _dual(m: Make, b: int, n: int, h: int, p: int, s: int) -> list[Tensor]:
@@ -406,7 +414,14 @@ def _mixer(m: Make, b: int, n: int, d: int) -> list[Tensor]:
 
 
 def _gau(m: Make, b: int, n: int, d: int) -> list[Tensor]:
-    return [m(b, n, d), m(d), m(d, 4 * d) * d**-0.5, m(d, 128) * d**-0.5, m(2, 128), m(2, 128) * 0.1, m(2 * d, d) * d**-0.5]
+    return [
+        m(b, n, d),
+        m(d),
+        m(d, 4 * d) * d**-0.5,
+        m(d, 128) * d**-0.5,
+        torch.stack((m(2, 128), m(2, 128) * 0.1)),
+        m(2 * d, d) * d**-0.5,
+    ]
 
 
 def _experts(m: Make, n: int, d: int, e: int, h: int) -> list[Tensor]:

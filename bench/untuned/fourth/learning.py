@@ -307,11 +307,11 @@ def auto_correlation(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
     value, delay = torch.topk(mean, top, dim=-1)
     share = torch.softmax(value, dim=-1)
     x = v.permute(0, 2, 3, 1)
-    twice = x.repeat(1, 1, 1, 2)
+    doubled = x.repeat(1, 1, 1, 2)
     at = torch.arange(n, device=q.device).view(1, 1, 1, n)
     out = torch.zeros_like(x)
     for i in range(top):
-        moved = torch.gather(twice, -1, (at + delay[:, i].view(-1, 1, 1, 1)).expand_as(x))
+        moved = torch.gather(doubled, -1, (at + delay[:, i].view(-1, 1, 1, 1)).expand_as(x))
         out = out + moved * share[:, i].view(-1, 1, 1, 1)
     return out.permute(0, 3, 1, 2).relu()
 
@@ -324,10 +324,9 @@ def patched_series(x: Tensor, w: Tensor, pos: Tensor, head: Tensor) -> Tensor:
     return (F.linear(y.flatten(2), head).transpose(1, 2)) * std + mean
 
 
-def addressing(
-    key: Tensor, memory: Tensor, strength: Tensor, gate: Tensor, shift: Tensor, sharp: Tensor, last: Tensor
-) -> Tensor:
+def addressing(key: Tensor, memory: Tensor, head: Tensor, shift: Tensor, last: Tensor) -> Tensor:
     """A neural Turing machine's head: by content, blended, shifted in a circle, sharpened, read."""
+    strength, gate, sharp = head.split(1, -1)
     c = F.softmax(F.softplus(strength) * F.cosine_similarity(memory + 1e-6, key.unsqueeze(1) + 1e-6, dim=-1), dim=1)
     w = torch.sigmoid(gate) * c + (1 - torch.sigmoid(gate)) * last.softmax(-1)
     s = F.softmax(shift, -1)
@@ -374,7 +373,7 @@ def _eight(m: Make, n: int, k: int) -> list[Tensor]:
 
 
 def _head(m: Make, b: int, n: int, d: int) -> list[Tensor]:
-    return [m(b, d), m(b, n, d), m(b, 1), m(b, 1), m(b, 3), m(b, 1), m(b, n)]
+    return [m(b, d), m(b, n, d), m(b, 3), m(b, 3), m(b, n)]
 
 
 def _subspace(m: Make, r: int, c: int, k: int) -> list[Tensor]:

@@ -140,7 +140,7 @@ class Spade(nn.Module):
 
 
 class ResidualSplits(nn.Module):
-    """Res2Net: slices of the channels, each convolved with what the one before gave."""
+    """Res2Net: parts of the channels, each convolved with what the one before gave."""
 
     def __init__(self, c: int, parts: int) -> None:
         super().__init__()
@@ -149,10 +149,10 @@ class ResidualSplits(nn.Module):
         self.norms = nn.ModuleList(nn.GroupNorm(1, self.width) for _ in range(parts - 1))
 
     def forward(self, x: Tensor) -> Tensor:
-        pieces = torch.split(x, self.width, 1)
-        out = [pieces[0]]
+        parts = torch.split(x, self.width, 1)
+        out = [parts[0]]
         for k, (conv, norm) in enumerate(zip(self.convs, self.norms, strict=True)):
-            y = pieces[k + 1] if k == 0 else pieces[k + 1] + out[-1]
+            y = parts[k + 1] if k == 0 else parts[k + 1] + out[-1]
             out.append(F.relu(norm(conv(y))))
         return torch.cat(out, 1) + x
 

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import math
-
 import torch
 import torch.nn.functional as F
 from torch import Tensor
@@ -344,7 +342,7 @@ def residual_codes(x: Tensor, books: Tensor) -> Tensor:
 
 def fourier_operator(x: Tensor, w1: Tensor, w2: Tensor, point: Tensor) -> Tensor:
     """FNO: few modes of a 2d transform multiplied by complex weights, beside a 1x1 convolution."""
-    n, c, h, w = x.shape
+    n, _, h, w = x.shape
     modes = w1.shape[2]
     f = torch.fft.rfft2(x)
     out = torch.zeros(n, w1.shape[1], h, w // 2 + 1, dtype=f.dtype, device=x.device)
@@ -363,6 +361,10 @@ def mean_field(unary: Tensor, image: Tensor) -> Tensor:
         message = (F.unfold(q, 5, padding=2).view(n, c, 25, h, w) * k).sum(2)
         q = F.softmax(unary + message / k.sum(2), 1)
     return q
+
+
+def _volumes(m: Make, b: int, c: int, d: int, h: int) -> list[Tensor]:
+    return [m(b, c, d, h, h), m(b, c // 2, 2 * d, 2 * h - 1, 2 * h), weight(m, 24, c + c // 2, 3, 3, 3)]
 
 
 def _nerf(m: Make, n: int, d: int) -> list[Tensor]:
@@ -395,7 +397,7 @@ def _condconv(m: Make, b: int, c: int, h: int, w: int) -> list[Tensor]:
     return [m(b, c, h, w), weight(m, 4, c), m(4, c, c, 3, 3) * (9 * c) ** -0.5]
 
 
-UP = Sized(volume_up, lambda m, b, c, d, h: [m(b, c, d, h, h), m(b, c // 2, 2 * d, 2 * h - 1, 2 * h), weight(m, 24, c + c // 2, 3, 3, 3)], (1, 4, 3, 4))  # fmt: skip
+UP = Sized(volume_up, _volumes, (1, 4, 3, 4))
 NERF = Sized(positional_mlp, _nerf, (7, 16), SINGLE, tf32=True)
 GRID = Sized(grid_attention, _grid, (2, 8, 4, 6), HALF)
 OPERATOR = Sized(fourier_operator, _operator, (2, 3, 9, 10, 3), SINGLE, tf32=True)

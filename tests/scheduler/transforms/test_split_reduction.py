@@ -261,3 +261,22 @@ def test_values_in_registers_read_nothing_past_the_end() -> None:
     guarded = [load.args for s in found for load in vs.loads([s.value])]
     assert guarded
     assert all(guarded)
+
+
+def stored_and_its_sum(x: Tensor, at: Tensor) -> tuple[Tensor, Tensor]:
+    made = x[..., at] * 2
+    return made, made.sum()
+
+
+def test_rows_are_cut_where_nothing_divides_their_number() -> None:
+    """Else each plane of 241 rows was one program: 48 of them for a GPU."""
+    partial, joined = planned(stored_and_its_sum, torch.empty(48, 241, 500), torch.empty(300, dtype=torch.int64)).kernels
+    assert partial.outer[0].extent.as_int() == 480
+    assert joined.inner == (partial.outer[0],)
+
+
+@pytest.mark.interpret
+def test_values_of_cut_rows() -> None:
+    x, at = torch.randn(6, 67, 500), torch.randint(500, (320,))
+    for got, want in zip(compiled(stored_and_its_sum, x, at), stored_and_its_sum(x.double(), at), strict=True):
+        assert error(got, want) < 1e-5
