@@ -19,6 +19,7 @@ that these are never stored. What was rounded to 16 bits between two nodes is no
 from __future__ import annotations
 
 import math
+from collections import deque
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, field, replace
 from functools import partial, reduce
@@ -108,9 +109,9 @@ class Untaken(Transform):
         matmuls = contractions_of(kernel)
         if isinstance(chosen, Kernel) or len(matmuls) > 1:
             return {}
-        made = [n for n in attempt.graph.nodes if isinstance(n, ir.Operation) and n.vendor is None]
+        made = _made_by(n for n in attempt.graph.nodes if isinstance(n, ir.Operation) and n.vendor is None)
         why = replace(chosen, outcome=Outcome.ILLEGAL if chosen.reason is Reason.NO_TEMPLATE else Outcome.UNPROFITABLE)
-        return {Candidate(PROGRAM, out): why for out in matmuls if any(out in ir.outs(node) for node in made)}
+        return {Candidate(PROGRAM, out): why for out in matmuls if out in made}
 
 
 def programs_for(graph: ir.Graph, options: Options) -> list[Program]:
@@ -259,12 +260,20 @@ class _Fitting:
 
     @property
     def instead(self) -> dict[str, ir.Node]:
-        return {self.out: self.operation, **self.search.instead(self.shared, self.operation)}
+        return {self.out: self.operation, **(self.search.instead(self.shared, self.operation) if self.shared else {})}
 
     def gone_with(self, others: Sequence[_Fitting]) -> list[ir.Node]:
         """The nodes that nobody needs where it stands together with `others`."""
-        rest = [node for one in others if one.end.split is not None for node in one.end.split.rest]
-        return self.search.reader.only_for({out: node for one in others for out, node in one.instead.items()}, rest)
+        instead: dict[str, ir.Node] = {}
+        rest: list[ir.Node] = []
+        for one in others:
+            if one.shared:
+                instead |= one.instead
+            else:
+                instead[one.end.out] = one.operation
+            if one.end.split is not None:
+                rest += one.end.split.rest
+        return self.search.reader.only_for(instead, rest)
 
     def kept(self, gone: Set[str]) -> list[str]:
         """What its other contractions make and somebody else needs, where buffers are gone."""
@@ -313,6 +322,8 @@ def _standing(found: Sequence[_Fitting]) -> list[Recognised]:
     for one in found:
         if one.out in made:
             continue
+        if not one.match.inside.isdisjoint(one.search.reader.visible):
+            continue  # a result of the graph is needed whatever takes whose place
         gone = one.gone_with([one])
         if not one.kept(_made_by(gone)):
             made[one.out] = one.recognised(gone)
@@ -323,18 +334,23 @@ def _together(left: list[_Fitting]) -> list[Recognised]:
     """Those of which the other contractions are needed by nobody else but each other: programs may have some in common, such as
     scores in the gradients of both operands. When one does not stand, the others are looked at again; those go first that end
     in a step of another one, which may not need its result."""
-    while left:
-        first = list({one.out: one for one in reversed(left)}.values())
+    queues: dict[str, deque[_Fitting]] = {}  # those of one contraction, by preference
+    for one in reversed(left):
+        queues.setdefault(one.out, deque()).appendleft(one)
+    while queues:
+        first = [queue[0] for queue in queues.values()]
         gone = first[0].gone_with(first)
         names = _made_by(gone)
-        kept = [one for one in first if one.kept(names)]
+        kept = [one for one in first if not one.match.inside <= names]
         if not kept:
             made = [(one.match.inside, one.recognised(gone)) for one in first]
             return [replace(one, beside=_connected(inside, made)) for inside, one in made]
-        steps = frozenset[str]().union(*(one.match.inside for one in first))
+        steps = frozenset[str]().union(*[one.match.inside for one in first])
         refused = next((one for one in kept if one.out in steps), kept[0])
         _miss_of_reader(refused, refused.kept(names))
-        left = [one for one in left if one is not refused]
+        queues[refused.out].popleft()
+        if not queues[refused.out]:
+            del queues[refused.out]
     return []
 
 
@@ -355,10 +371,14 @@ def _made_by(nodes: Iterable[ir.Node]) -> set[str]:
 
 def _miss_of_reader(fitting: _Fitting, kept: Sequence[str]) -> None:
     """Notes who needs what a contraction makes."""
-    node, operation, reader = fitting.match.end, fitting.operation, fitting.search.reader
-    other = reader.other_reader(kept[0], reader.makers[fitting.out], operation)
-    between = other is not None and not set(ir.outs(other)).isdisjoint(ir.reads(operation))
-    fitting.search.miss(fitting.match, node, (Reason.NOT_ELEMENTWISE if between else Reason.NEEDED, other))
+    operation, search, match = fitting.operation, fitting.search, fitting.match
+
+    def needed_by() -> tuple[Reason, ir.Node | None]:
+        other = search.reader.other_reader(kept[0], search.reader.makers[fitting.out], operation)
+        between = other is not None and not set(ir.outs(other)).isdisjoint(search.reader.reads(operation))
+        return Reason.NOT_ELEMENTWISE if between else Reason.NEEDED, other
+
+    search.misses.append(Miss(search.reader, match.end, len(search.program.steps), late=needed_by))
 
 
 def _objection(reader: Reader, end: End, operation: ir.Operation | None) -> tuple[Reason, ir.Node | None] | None:
@@ -368,7 +388,7 @@ def _objection(reader: Reader, end: End, operation: ir.Operation | None) -> tupl
         return Reason.STEP_TYPES, node
     if operation is None:
         return Reason.SPACE_MISMATCH, node
-    return None if reader.is_current(ir.reads(operation), end.out) else (Reason.MUTATION, None)
+    return None if reader.is_current(reader.reads(operation), end.out) else (Reason.MUTATION, None)
 
 
 def _is_plain(node: ir.Contraction) -> bool:
@@ -543,9 +563,13 @@ class _Search:
     def _may_be(self, operand: int, value: Value, match: _Match) -> bool:
         """Whether an operand has an axis for each loop of a value that some step sums over. Two factors are tried in either
         order, and most orders end here, before those of further steps are tried."""
-        axes, loops = self.program.operands[operand], value.variables()
-        sums = ((self.program.step(name), own) for name, own in match.sums.items() if not loops.isdisjoint(own))
-        return all(isinstance(step, Contract) and not set(self.program.reduced(step)).isdisjoint(axes) for step, _ in sums)
+        axes, loops = frozenset(self.program.operands[operand]), value.variables()
+        for name, own in match.sums.items():
+            if not loops.isdisjoint(own):
+                step = self.program.step(name)
+                if not isinstance(step, Contract) or axes.isdisjoint(self.program.reduced(step)):
+                    return False
+        return True
 
     def _multiplied(self, value: Value, node: ir.Contraction, step: Contract) -> torch.dtype:
         """The type in which an operand is multiplied. What steps before have made takes that of the 16-bit numbers with which
@@ -708,9 +732,10 @@ def _loops(
     summed = {axis: step.name for step in program.steps if isinstance(step, Contract) for axis in program.reduced(step)}
     loops: dict[str, list[Var]] = {axis: [] for axis in program.axes}
     sites = [(v, "") for v in node.out_vars] + [(v, name) for name, own in match.sums.items() for v in own]
+    inside = {a: {k for k, axes in enumerate(program.operands) if a in axes} for a in program.axes}
+    known = [(k, value.variables()) for k, value in enumerate(operands)]
     for v, step in sites:
-        needed = {k for k, value in enumerate(operands) if v in value.variables()}
-        inside = {a: {k for k, axes in enumerate(program.operands) if a in axes} for a in program.axes}
+        needed = {k for k, its in known if v in its}
         fitting = [a for a in program.axes if inside[a] >= needed and summed.get(a, "") == step]
         if not fitting:
             return None
