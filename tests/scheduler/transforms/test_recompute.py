@@ -51,8 +51,8 @@ def cheap(monkeypatch: pytest.MonkeyPatch) -> None:
     """Templates win over the library, and matmuls are cheap to compute."""
     seconds = recompute_trial._seconds
 
-    def priced(attempt: Attempt, around: Around) -> float:
-        return seconds(attempt, around) * (1e-3 if first_kernels(attempt.plan) else 1.0)
+    def priced(attempt: Attempt, around: Around, steps: recompute_trial._Steps) -> float:
+        return seconds(attempt, around, steps) * (1e-3 if first_kernels(attempt.plan) else 1.0)
 
     monkeypatch.setattr(model, "vendor_seconds", lambda problem: 1e9)
     monkeypatch.setattr(recompute_trial, "_least", lambda *args: 0.0)
@@ -336,7 +336,7 @@ def test_a_trial_that_is_lost_leaves_the_plan_as_it_was(monkeypatch: pytest.Monk
 
 @pytest.mark.usefixtures("cheap")
 def test_each_matmul_is_judged_for_itself(monkeypatch: pytest.MonkeyPatch) -> None:
-    def priced(attempt: Attempt, around: Around) -> float:
+    def priced(attempt: Attempt, around: Around, steps: recompute_trial._Steps) -> float:
         recompute = 1.0 if around.node.out == "mm" else 9.0
         return recompute if first_kernels(attempt.plan) else 5.0
 
