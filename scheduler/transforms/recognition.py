@@ -41,8 +41,8 @@ from kgen.scheduler.selection.choose import contractions_of
 from kgen.scheduler.selection.size_buckets import forget_first_sizes
 from kgen.scheduler.transforms.graph_reader import COMPUTATIONS, Longer, Reader
 from kgen.scheduler.transforms.near_programs import Miss, nearest
-from kgen.scheduler.transforms.program_ends import End, SplitSum, by_preference, ends_of, one_hot
-from kgen.scheduler.transforms.second_results import Rows, Shared, rewritten, shared
+from kgen.scheduler.transforms.program_ends import End, SplitSum, by_preference, ends_of, may_end, one_hot
+from kgen.scheduler.transforms.second_results import Rows, Shared, may_read_second, rewritten, shared
 from kgen.templates import registry
 from kgen.verdict import FusionDemand, OperatorCall, Outcome, Reason, Verdict
 
@@ -196,33 +196,61 @@ def recognised(
     if not programs:
         return []
     reader = Reader.of(graph)
-    found: list[_Fitting] = []
-    missed: dict[str, list[Miss]] = {}
-    steps = _Steps()
     calls: list[Recognised] = []
+    nodes: list[ir.Node] = []
     for node in graph.nodes:
         meant = ir.meaning_of(node)
         if meant is not None and any(meant.operator == program.key for program in programs):
             calls += [Recognised(ir.outs(meant)[0], meant)] if takes(meant, ir.outs(meant)[0]) else []
         else:
-            found += [one for one in _fittings(steps, (graph, reader), node, programs, missed) if takes(one.operation, one.out)]
-    made = _standing(found)
+            nodes.append(node)
+    places = _Places(graph, reader, programs, takes, lasting(graph, reader, may_end(graph, programs)))
+    made = _standing([one for node in nodes for one in places.fittings(node)])
     if near is not None:
         standing = {one.out for one in made}
-        near += [verdict for out, misses in missed.items() if out not in standing for verdict in nearest(misses)]
+        near += [verdict for out, misses in places.missed.items() if out not in standing for verdict in nearest(misses)]
     return sorted((*calls, *made), key=lambda one: reader.positions[one.out])
 
 
-def _fittings(
-    steps: _Steps, where: tuple[ir.Graph, Reader], node: ir.Node, programs: Iterable[Program], missed: dict[str, list[Miss]]
-) -> Iterator[_Fitting]:
-    """The programs that may take the place of one node, by preference. Where it is a contraction, it notes what is missing."""
-    graph, reader = where
-    misses = missed.setdefault(node.out, []) if ir.is_contraction(node) else []
-    for program in programs:
-        search = _Search(graph, reader, program, misses, steps)
-        for end in ends_of(graph, reader, node, program):
-            yield from _in_place(search, end)
+def lasting(graph: ir.Graph, reader: Reader, ends: Callable[[ir.Node], bool]) -> frozenset[str]:
+    """What contractions make that somebody needs whatever programs stand, where these take the place of such `ends`: through other nodes, it leads to a result of the graph or to what no program replaces. As steps of programs these
+    contractions would be computed again."""
+    found: set[str] = set()
+    staying: set[int] = set()  # nodes that are there as they are, whatever programs stand
+    for node in reversed(graph.nodes):
+        outs = ir.outs(node)
+        if (
+            not isinstance(node, COMPUTATIONS)
+            or not reader.visible.isdisjoint(outs)
+            or any(id(one) in staying for out in outs for one in reader.readers.get(out, ()))
+        ):
+            found.update(outs if ir.is_contraction(node) else ())
+            if not (ends(node) or may_read_second(node)):
+                staying.add(id(node))
+    return frozenset(found)
+
+
+@dataclass(frozen=True, slots=True)
+class _Places:
+    """Looks for programs in a graph that something `takes`. Those with a step that is `lasting` cannot stand: where the first
+    one of a place is found, the search for others ends at such steps. `missed` says why programs stand nowhere else."""
+
+    graph: ir.Graph
+    reader: Reader
+    programs: Sequence[Program]
+    takes: Callable[[ir.Operation, str], bool]
+    lasting: frozenset[str]
+    missed: dict[str, list[Miss]] = field(default_factory=dict)
+    steps: _Steps = field(default_factory=lambda: _Steps())
+
+    def fittings(self, node: ir.Node) -> Iterator[_Fitting]:
+        """The programs that may take the place of one node, by preference. Where it is a contraction, it notes what is
+        missing."""
+        misses = self.missed.setdefault(node.out, []) if ir.is_contraction(node) else []
+        for program in self.programs:
+            search = _Search(self.graph, self.reader, program, misses, self.steps, self.lasting)
+            for end in ends_of(self.graph, self.reader, node, program):
+                yield from _in_place(search, end, self.takes)
 
 
 def applied(graph: ir.Graph, *recognised: Recognised) -> ir.Graph:
@@ -294,10 +322,11 @@ class _Fitting:
         return Recognised(self.out, made, self.shared, self.end.split)
 
 
-def _in_place(search: _Search, end: End) -> Iterator[_Fitting]:
+def _in_place(search: _Search, end: End, takes: Callable[[ir.Operation, str], bool]) -> Iterator[_Fitting]:
     """The program with the contraction as its last step, once with the same contractions in front of it."""
     node, known = end.contraction, search.known
     known.clear()
+    search.falling.clear()
     search.turned.clear()
     missed: list[tuple[_Match, tuple[Reason, ir.Node | None] | None]] = []
     for match in search.last(node) if node.operands is not None else ():
@@ -307,7 +336,13 @@ def _in_place(search: _Search, end: End) -> Iterator[_Fitting]:
         why = _objection(search.reader, end, operation)
         if operation is not None and why is None:
             known.add(match.inside)
-            yield _Fitting(search, end, match, operation, search.shared(match, operation))
+            if not takes(operation, end.out):
+                continue
+            if match.inside.isdisjoint(search.lasting):
+                yield _Fitting(search, end, match, operation, search.shared(match, operation))
+            else:
+                search.falling.append(match)
+                _miss_of_reader(_Fitting(search, end, match, operation, ()), sorted(match.inside & search.lasting))
         else:
             missed.append((match, why))
     for match, why in missed if not known else ():  # with its factors the other way round it may fit
@@ -322,8 +357,6 @@ def _standing(found: Sequence[_Fitting]) -> list[Recognised]:
     for one in found:
         if one.out in made:
             continue
-        if not one.match.inside.isdisjoint(one.search.reader.visible):
-            continue  # a result of the graph is needed whatever takes whose place
         gone = one.gone_with([one])
         if not one.kept(_made_by(gone)):
             made[one.out] = one.recognised(gone)
@@ -464,7 +497,9 @@ class _Search:
     program: Program
     misses: list[Miss]
     steps: _Steps
+    lasting: frozenset[str] = frozenset()  # what somebody needs whatever stands
     known: set[frozenset[str]] = field(default_factory=set)  # contractions with which the program was found to stand
+    falling: list[_Match] = field(default_factory=list)  # with contractions that somebody needs
     turned: list[_Match] = field(default_factory=list)  # in which all contractions were found, and a factor has no such axis
 
     @property
@@ -616,6 +651,8 @@ class _Search:
         known = match.elements.get(step.name)
         if known is not None and known is not load:  # another step has read another element of it
             return
+        if self.falling and not self.lasting.isdisjoint((node.out, *match.inside)):
+            return  # it would not stand either
         if known is None and match.reached + 2 == self.contractions and match.inside | {node.out} in self.known:
             return  # with these the program was found to stand: which step has which does not matter
         node = self.steps.with_factors_apart(node)
