@@ -72,6 +72,8 @@ class Fuser:
     _buffers: dict[tuple[int, int], str] = field(default_factory=dict)
     _bytes: dict[str, int] = field(default_factory=dict)
     _blocked: dict[int, dict[int, str]] = field(default_factory=dict)  # pairs to be tried again after merges
+    # the last two groups between which a third one was looked for, and what was found, until one of them merges
+    _between: tuple[Group, Group, list[Group] | None] | None = None
 
     def run(self) -> list[Group]:
         self._by_serial = {g.serial: g for g in self.groups}
@@ -349,6 +351,7 @@ class Fuser:
         between the two can."""
         low, high = (a, b) if a.rank < b.rank else (b, a)
         between = self._reached(self.after, low, high)
+        self._between = low, high, between
         if between is None:
             return Reason.SEARCH_LIMIT
         return Reason.CYCLE if any(high in self.after.get(g.serial, ()) for g in between) else None
@@ -373,7 +376,9 @@ class Fuser:
         the earlier one moves behind, within the ranks that all of them had (Pearce and Kelly, "A dynamic topological sort
         algorithm for directed acyclic graphs", 2006). False when too many would move."""
         low, high = (a, b) if a.rank < b.rank else (b, a)
-        behind = self._reached(self.after, low, high)
+        known = self._between is not None and self._between[0] is low and self._between[1] is high
+        behind = self._between[2] if known and self._between else self._reached(self.after, low, high)
+        self._between = None
         predecessors = self._reached(self.before, high, low)
         if behind is None or predecessors is None:
             return False

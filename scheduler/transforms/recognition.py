@@ -109,7 +109,10 @@ class Untaken(Transform):
         matmuls = contractions_of(kernel)
         if isinstance(chosen, Kernel) or len(matmuls) > 1:
             return {}
-        made = _made_by(n for n in attempt.graph.nodes if isinstance(n, ir.Operation) and n.vendor is None)
+        nodes = attempt.graph.nodes
+        made = memoised_for(
+            nodes, "made by programs", lambda: _made_by(n for n in nodes if isinstance(n, ir.Operation) and n.vendor is None)
+        )
         why = replace(chosen, outcome=Outcome.ILLEGAL if chosen.reason is Reason.NO_TEMPLATE else Outcome.UNPROFITABLE)
         return {Candidate(PROGRAM, out): why for out in matmuls if out in made}
 
