@@ -16,6 +16,7 @@ from kgen.ir.plan import Call, Kernel, Step, members
 from kgen.scheduler.analysis.dependencies import needed
 from kgen.scheduler.analysis.memo import memoised_for
 from kgen.scheduler.analysis.memory import reads, writes
+from kgen.scheduler.options import Options
 from kgen.scheduler.protocol import Attempt, Candidate, Changes, Draft, Transform
 from kgen.scheduler.selection.choose import contraction_of
 from kgen.scheduler.transforms.offered import offered_for_rows
@@ -91,18 +92,24 @@ def trial_of(settled: Attempt) -> Trial:
     options, around, seconds = settled.options, dict[str, Around](), dict[str, float]()
     refusals: list[Verdict] = []
     wanted = options.fusion and options.recompute and options.only is None
-    steps = _Steps.of(settled.plan.steps if wanted else ())
+    steps, faster = _Steps.of(settled.plan.steps if wanted else ()), _faster(options)
     for one in recompute_candidates(settled.draft, offered_for_rows(settled.graph, options)) if wanted else ():
         matmul = one.node.out
         if one.refusal is not None:
             refusals.append(one.refusal)
         elif not _is_settled(settled, one):
             now, least = _seconds(settled, one, steps), _least(settled, one)
-            if least * SURE < now:
+            if least * faster < now:
                 around[matmul], seconds[matmul] = one, now
             else:
                 refusals.append(_dear(matmul, least, now))
     return Trial(around, seconds, tuple(refusals))
+
+
+def _faster(options: Options) -> float:
+    """How much faster what is tried has to be at least: without measurements, `judged` asks for more."""
+    oracle = options.oracle
+    return SURE if oracle is not None and options.only is None and oracle.is_worth_asking else ESTIMATED
 
 
 def judged(attempt: Attempt, trial: Trial, again: frozenset[str]) -> dict[str, Verdict]:
