@@ -230,7 +230,7 @@ _exprs: dict[tuple[Any, ...], Expr] = {}
 _atoms: dict[tuple[Any, ...], Atom] = {}
 _sums: dict[tuple[Expr, Expr], Expr] = {}
 _multiplied: dict[tuple[Expr, Expr], Expr] = {}
-_products: dict[tuple[ExprLike, ...], Expr] = {}
+_of_factors: dict[tuple[ExprLike, ...], Expr] = {}
 _substituted: dict[tuple[Expr | None, ...], Expr] = {}
 _divmods: dict[tuple[Expr, Expr], tuple[Expr, Expr]] = {}
 _strides: dict[tuple[Expr, Var], Expr | None] = {}
@@ -238,7 +238,7 @@ _strides: dict[tuple[Expr, Var], Expr | None] = {}
 
 def clear_tables() -> None:
     """Forget interned expressions. Only safe between compilations; live expressions would lose their identity."""
-    for table in (_exprs, _atoms, _sums, _multiplied, _products, _substituted, _divmods, _strides):
+    for table in (_exprs, _atoms, _sums, _multiplied, _of_factors, _substituted, _divmods, _strides):
         table.clear()
 
 
@@ -371,12 +371,12 @@ def ceildiv(a: ExprLike, b: ExprLike) -> Expr:
 
 def product(items: Iterable[ExprLike]) -> Expr:
     factors = tuple(items)
-    hit = _products.get(factors)
+    hit = _of_factors.get(factors)
     if hit is None:
         total = ONE
         for item in factors:
             total = total * item
-        hit = _products[factors] = total
+        hit = _of_factors[factors] = total
     return hit
 
 

@@ -25,7 +25,20 @@ Index = tuple[Expr, ...]
 class Value:
     """One scalar operation applied to other values. Make with the functions of this module, never directly."""
 
-    __slots__ = ("__weakref__", "_atoms", "_below", "_key", "_loads", "_order", "_variables", "_walk", "args", "attr", "dtype", "op")
+    __slots__ = (
+        "__weakref__",
+        "_atoms",
+        "_below",
+        "_key",
+        "_loads",
+        "_order",
+        "_variables",
+        "_walk",
+        "args",
+        "attr",
+        "dtype",
+        "op",
+    )
     op: str
     args: tuple[Value, ...]
     attr: Any
@@ -541,9 +554,9 @@ def substitute_all(roots: list[Value], mapping: Mapping[Atom, Expr]) -> list[Val
     for value in topological(roots):
         if value.op == "load":
             buffer, indices, dtype = value.attr
-            places = tuple([ix.substitute(e, mapping, memo, lookup) for e in indices])
-            if places != indices or not new.keys().isdisjoint(value.args):
-                new[value] = load(buffer, places, dtype, new.get(value.args[0], value.args[0]) if value.args else None)
+            at = tuple([ix.substitute(e, mapping, memo, lookup) for e in indices])
+            if at != indices or not new.keys().isdisjoint(value.args):
+                new[value] = load(buffer, at, dtype, new.get(value.args[0], value.args[0]) if value.args else None)
         elif value.op == "index":
             moved = ix.substitute(value.attr, mapping, memo, lookup)
             if moved is not value.attr:

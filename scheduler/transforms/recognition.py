@@ -207,17 +207,17 @@ def recognised(
             calls += [Recognised(ir.outs(meant)[0], meant)] if takes(meant, ir.outs(meant)[0]) else []
         else:
             nodes.append(node)
-    places = _Places(graph, reader, programs, takes, lasting(graph, reader, may_end(graph, programs)))
-    made = _standing([one for node in nodes for one in places.fittings(node)])
+    finder = _Finder(graph, reader, programs, takes, lasting(graph, reader, may_end(graph, programs)), _Steps())
+    made = _standing([one for node in nodes for one in finder.fittings(node)])
     if near is not None:
         standing = {one.out for one in made}
-        near += [verdict for out, misses in places.missed.items() if out not in standing for verdict in nearest(misses)]
+        near += [verdict for out, misses in finder.missed.items() if out not in standing for verdict in nearest(misses)]
     return sorted((*calls, *made), key=lambda one: reader.positions[one.out])
 
 
 def lasting(graph: ir.Graph, reader: Reader, ends: Callable[[ir.Node], bool]) -> frozenset[str]:
-    """What contractions make that somebody needs whatever programs stand, where these take the place of such `ends`: through other nodes, it leads to a result of the graph or to what no program replaces. As steps of programs these
-    contractions would be computed again."""
+    """What contractions make that somebody needs, whatever programs stand in the place of such `ends`: through other nodes, it
+    leads to a result of the graph or to what no program replaces. As steps of programs they would be computed again."""
     found: set[str] = set()
     staying: set[int] = set()  # nodes that are there as they are, whatever programs stand
     for node in reversed(graph.nodes):
@@ -234,7 +234,7 @@ def lasting(graph: ir.Graph, reader: Reader, ends: Callable[[ir.Node], bool]) ->
 
 
 @dataclass(frozen=True, slots=True)
-class _Places:
+class _Finder:
     """Looks for programs in a graph that something `takes`. Those with a step that is `lasting` cannot stand: where the first
     one of a place is found, the search for others ends at such steps. `missed` says why programs stand nowhere else."""
 
@@ -243,8 +243,8 @@ class _Places:
     programs: Sequence[Program]
     takes: Callable[[ir.Operation, str], bool]
     lasting: frozenset[str]
+    steps: _Steps
     missed: dict[str, list[Miss]] = field(default_factory=dict)
-    steps: _Steps = field(default_factory=lambda: _Steps())
 
     def fittings(self, node: ir.Node) -> Iterator[_Fitting]:
         """The programs that may take the place of one node, by preference. Where it is a contraction, it notes what is

@@ -69,4 +69,4 @@ def test_devices_are_known_by_options() -> None:
     [name] = ir.outs(graph.nodes[0])
     assert OPTIONS.device(graph, name) is OPTIONS.device(graph, name) is OPTIONS.cpu
     assert Options(gpu=Gpu(), gpu_everywhere=True).device(graph, name).kind == "cuda"
-    assert OPTIONS == Options(cpu=Device("cpu", isa="avx512"))
+    assert Options(cpu=Device("cpu", isa="avx512")) == OPTIONS
