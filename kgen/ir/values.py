@@ -412,17 +412,19 @@ def _walked(roots: Iterable[Value], below: Callable[[Value], tuple[Value, ...]])
     done: set[Value] = set()
     out: list[Value] = []
     for root in roots:
-        stack: list[tuple[Value, bool]] = [(root, False)]
+        stack = [root]
         while stack:
-            value, expanded = stack.pop()
+            value = stack[-1]
             if value in done:
+                stack.pop()
                 continue
-            if expanded:
-                done.add(value)
-                out.append(value)
+            waiting = [child for child in below(value) if child not in done]
+            if waiting:  # the value is met again when all of them are done
+                stack += waiting
                 continue
-            stack.append((value, True))
-            stack.extend((child, False) for child in below(value) if child not in done)
+            stack.pop()
+            done.add(value)
+            out.append(value)
     return out
 
 
