@@ -6,6 +6,8 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import cache
 
+import torch
+
 from kgen.cost.tuning_query import Oracle
 from kgen.device import Device, Gpu
 from kgen.ir import nodes as ir
@@ -38,6 +40,8 @@ class Options:
     interpreted: bool = False  # kernels for a GPU are for Triton's interpreter
     programs: bool = True  # templates may compute several contractions in one kernel
     memo: Memo | None = field(default=None, compare=False)  # of schedules of the same graph before
+    # what templates need to know, by device: all contractions of all attempts ask
+    _devices: dict[torch.device, Device] = field(init=False, repr=False, compare=False, default_factory=dict)
 
     def target(self, device: str) -> str:
         """The language of the kernels on a device."""
@@ -45,9 +49,12 @@ class Options:
 
     def device(self, graph: ir.Graph, buffer: str) -> Device:
         """What templates need to know of the device that a buffer is on."""
-        if self.target(str(graph.buffers[buffer].device)) == "cpp":
-            return self.cpu
-        return _gpu_device(self.gpu, self.interpreted)
+        own = graph.buffers[buffer].device
+        known = self._devices.get(own)
+        if known is None:
+            is_cpu = self.target(str(own)) == "cpp"
+            known = self._devices[own] = self.cpu if is_cpu else _gpu_device(self.gpu, self.interpreted)
+        return known
 
     def capabilities(self, graph: ir.Graph) -> Capabilities:
         """What the registered templates say of fusion around the buffers of a graph."""

@@ -138,7 +138,7 @@ class Expr:
         return self is other
 
     def __add__(self, other: ExprLike) -> Expr:
-        other = as_expr(other)
+        other = other if isinstance(other, Expr) else as_expr(other)
         if not other.terms:
             return self
         if not self.terms:
@@ -164,7 +164,7 @@ class Expr:
         return as_expr(other) - self
 
     def __mul__(self, other: ExprLike) -> Expr:
-        other = as_expr(other)
+        other = other if isinstance(other, Expr) else as_expr(other)
         key = (self, other)
         hit = _multiplied.get(key)
         if hit is None:
@@ -230,6 +230,7 @@ _exprs: dict[tuple[Any, ...], Expr] = {}
 _atoms: dict[tuple[Any, ...], Atom] = {}
 _sums: dict[tuple[Expr, Expr], Expr] = {}
 _multiplied: dict[tuple[Expr, Expr], Expr] = {}
+_of_factors: dict[tuple[ExprLike, ...], Expr] = {}
 _substituted: dict[tuple[Expr | None, ...], Expr] = {}
 _divmods: dict[tuple[Expr, Expr], tuple[Expr, Expr]] = {}
 _strides: dict[tuple[Expr, Var], Expr | None] = {}
@@ -237,7 +238,7 @@ _strides: dict[tuple[Expr, Var], Expr | None] = {}
 
 def clear_tables() -> None:
     """Forget interned expressions. Only safe between compilations; live expressions would lose their identity."""
-    for table in (_exprs, _atoms, _sums, _multiplied, _substituted, _divmods, _strides):
+    for table in (_exprs, _atoms, _sums, _multiplied, _of_factors, _substituted, _divmods, _strides):
         table.clear()
 
 
@@ -369,10 +370,14 @@ def ceildiv(a: ExprLike, b: ExprLike) -> Expr:
 
 
 def product(items: Iterable[ExprLike]) -> Expr:
-    total = ONE
-    for item in items:
-        total = total * item
-    return total
+    factors = tuple(items)
+    hit = _of_factors.get(factors)
+    if hit is None:
+        total = ONE
+        for item in factors:
+            total = total * item
+        hit = _of_factors[factors] = total
+    return hit
 
 
 # ---- bounds ---------------------------------------------------------------------------------------------------------
@@ -724,7 +729,7 @@ def substitute(
 ) -> Expr:
     """Replaces variables, sizes and indirect integers by expressions; `map_value` rewrites the values inside `Indirect` atoms.
     Pass one `memo` per mapping."""
-    if map_value is None or not indirects(expr):
+    if map_value is None or not (indirects(expr) if expr._indirect is None else expr._indirect):
         return _substitute_known(expr, mapping)
     memo = {} if memo is None else memo
     hit = memo.get(expr)
@@ -735,10 +740,10 @@ def substitute(
 
 def _substitute_known(expr: Expr, mapping: Mapping[Atom, Expr]) -> Expr:
     """The result depends on what the expression's own atoms become: equal layers ask for the same ones."""
-    images = [mapping.get(atom) for atom in free_atoms(expr)]
-    if not any(images):  # an expression is true, also zero
+    atoms = free_atoms(expr) if expr._atoms is None else expr._atoms
+    if atoms.isdisjoint(mapping):
         return expr
-    key = (expr, *images)
+    key = (expr, *map(mapping.get, atoms))
     hit = _substituted.get(key)
     if hit is None:
         hit = _substituted[key] = _substitute(expr, mapping, {}, None)

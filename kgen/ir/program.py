@@ -120,7 +120,11 @@ class Program:
         return any(sum(isinstance(ref, str) for ref in step.reads) > 1 for step in self.steps)
 
     def step(self, name: str) -> Step:
-        return next(s for s in self.steps if s.name == name)
+        return self._by_name[name]
+
+    @cached_property
+    def _by_name(self) -> Mapping[str, Step]:
+        return {s.name: s for s in reversed(self.steps)}
 
     def axes_of(self, ref: Ref) -> Axes:
         """The axes of an operand, or of a step's result."""
@@ -128,8 +132,16 @@ class Program:
 
     def reduced(self, step: Contract) -> Axes:
         """The axes that a step sums over."""
-        inside = _distinct((*self.axes_of(step.left), *self.axes_of(step.right)))
-        return tuple(a for a in inside if a not in step.axes)
+        found = self._reduced.get(step)
+        if found is None:
+            inside = _distinct((*self.axes_of(step.left), *self.axes_of(step.right)))
+            found = self._reduced[step] = tuple(a for a in inside if a not in step.axes)
+        return found
+
+    @cached_property
+    def _reduced(self) -> dict[Contract, Axes]:
+        """What steps sum over, of those that somebody has asked about."""
+        return {}
 
     def reader(self, step: Step) -> Step:
         """The step that reads what goes through the slot of another one."""

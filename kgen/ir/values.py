@@ -25,7 +25,20 @@ Index = tuple[Expr, ...]
 class Value:
     """One scalar operation applied to other values. Make with the functions of this module, never directly."""
 
-    __slots__ = ("__weakref__", "_atoms", "_below", "_key", "_loads", "_order", "_walk", "args", "attr", "dtype", "op")
+    __slots__ = (
+        "__weakref__",
+        "_atoms",
+        "_below",
+        "_key",
+        "_loads",
+        "_order",
+        "_variables",
+        "_walk",
+        "args",
+        "attr",
+        "dtype",
+        "op",
+    )
     op: str
     args: tuple[Value, ...]
     attr: Any
@@ -35,6 +48,7 @@ class Value:
     _key: tuple[Any, ...]
     _loads: tuple[Value, ...] | None
     _order: tuple[Any, ...] | None
+    _variables: frozenset[Var] | None
     _walk: tuple[Value, ...] | None
 
     def __repr__(self) -> str:
@@ -63,7 +77,9 @@ class Value:
 
     def variables(self) -> frozenset[Var]:
         """The loop variables among them."""
-        return frozenset(a for a in self.free_atoms() if isinstance(a, Var))
+        if self._variables is None:
+            self._variables = frozenset([a for a in self.free_atoms() if isinstance(a, Var)])
+        return self._variables
 
 
 def _unpack(rows: list[tuple[str, tuple[int, ...], Any, torch.dtype]]) -> Value:
@@ -89,7 +105,7 @@ def _make(op: str, args: tuple[Value, ...], attr: Any, dtype: torch.dtype) -> Va
         made = Value()
         made.op, made.args, made.attr, made.dtype = op, args, attr, dtype
         made._key = key
-        made._atoms = made._below = made._loads = made._order = made._walk = None
+        made._atoms = made._below = made._loads = made._order = made._variables = made._walk = None
         found = _table.setdefault(key, made)
     return found
 
@@ -396,17 +412,19 @@ def _walked(roots: Iterable[Value], below: Callable[[Value], tuple[Value, ...]])
     done: set[Value] = set()
     out: list[Value] = []
     for root in roots:
-        stack: list[tuple[Value, bool]] = [(root, False)]
+        stack = [root]
         while stack:
-            value, expanded = stack.pop()
+            value = stack[-1]
             if value in done:
+                stack.pop()
                 continue
-            if expanded:
-                done.add(value)
-                out.append(value)
+            waiting = [child for child in below(value) if child not in done]
+            if waiting:  # the value is met again when all of them are done
+                stack += waiting
                 continue
-            stack.append((value, True))
-            stack.extend((child, False) for child in below(value) if child not in done)
+            stack.pop()
+            done.add(value)
+            out.append(value)
     return out
 
 
@@ -530,18 +548,24 @@ def substitute_all(roots: list[Value], mapping: Mapping[Atom, Expr]) -> list[Val
     if not mapping or all(a.expr() is e for a, e in mapping.items()):
         return list(roots)
     memo: dict[Expr, Expr] = {}
+    new: dict[Value, Value] = {}  # without those that stay
 
-    def visit(value: Value, args: tuple[Value, ...], lookup: Callable[[Value], Value]) -> Value:
+    def lookup(value: Value) -> Value:
+        return new.get(value, value)
+
+    for value in topological(roots):
         if value.op == "load":
             buffer, indices, dtype = value.attr
-            moved = tuple([ix.substitute(e, mapping, memo, lookup) for e in indices])
-            return value if not args and moved == indices else load(buffer, moved, dtype, args[0] if args else None)
-        if value.op == "index":
-            return index_value(ix.substitute(value.attr, mapping, memo, lookup), value.dtype)
-        return value if args == value.args else rebuild(value, args, value.attr)
-
-    new = rewrite(roots, visit)
-    return [new[r] for r in roots]
+            at = tuple([ix.substitute(e, mapping, memo, lookup) for e in indices])
+            if at != indices or not new.keys().isdisjoint(value.args):
+                new[value] = load(buffer, at, dtype, new.get(value.args[0], value.args[0]) if value.args else None)
+        elif value.op == "index":
+            moved = ix.substitute(value.attr, mapping, memo, lookup)
+            if moved is not value.attr:
+                new[value] = index_value(moved, value.dtype)
+        elif not new.keys().isdisjoint(value.args):
+            new[value] = rebuild(value, tuple(map(lookup, value.args)), value.attr)
+    return [new.get(r, r) for r in roots]
 
 
 def replace_loads(roots: list[Value], replace: Callable[[Value], Value | None]) -> list[Value]:
@@ -557,21 +581,26 @@ def replace_steps(value: Value, replace: Callable[[Value], Value]) -> Value:
 def _replaced(roots: list[Value], kinds: Container[str], replace: Callable[[Value], Value | None]) -> list[Value]:
     """Replaces operations of some `kinds`, whose arguments are replaced already. None keeps one."""
     memo: dict[Expr, Expr] = {}
+    new: dict[Value, Value] = {}  # without those that stay
 
-    def visit(value: Value, args: tuple[Value, ...], lookup: Callable[[Value], Value]) -> Value:
-        attr = value.attr
-        if value.op == "load":
-            moved = tuple(ix.substitute(e, {}, memo, lookup) for e in attr[1])
-            same = not args and moved == attr[1]
-            rebuilt = value if same else load(attr[0], moved, attr[2], args[0] if args else None)
-        elif value.op == "index":
-            rebuilt = index_value(ix.substitute(attr, {}, memo, lookup), value.dtype)
-        else:
-            rebuilt = value if args == value.args else rebuild(value, args, attr)
-        return (replace(rebuilt) if rebuilt.op in kinds else None) or rebuilt
+    def lookup(value: Value) -> Value:
+        return new.get(value, value)
 
-    new = rewrite(roots, visit)
-    return [new[r] for r in roots]
+    for value in topological(roots):
+        op, made = value.op, value
+        if new and not new.keys().isdisjoint(_below(value)):
+            args = tuple(map(lookup, value.args))
+            if op == "load":
+                buffer, indices, dtype = value.attr
+                moved = tuple([ix.substitute(e, {}, memo, lookup) for e in indices])
+                made = load(buffer, moved, dtype, args[0] if args else None)
+            else:
+                attr = ix.substitute(value.attr, {}, memo, lookup) if op == "index" else value.attr
+                made = index_value(attr, value.dtype) if op == "index" else rebuild(value, args, attr)
+        made = (replace(made) if made.op in kinds else None) or made
+        if made is not value:
+            new[value] = made
+    return [new.get(r, r) for r in roots]
 
 
 def guard_loads(value: Value, mask: Value, free: Container[Value] = ()) -> Value:

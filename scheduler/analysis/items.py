@@ -268,6 +268,7 @@ class Members:
     made: dict[str, Item] = field(default_factory=dict)
     mutated: dict[str, Item] = field(default_factory=dict)
     cost: int = 0
+    touched: tuple[str, ...] = ()  # what is made, then what is read
     contracts: bool = field(init=False)  # whether some item is a matmul
     is_partial: bool = field(init=False)  # whether all items reduce the tiles of a matmul
 
@@ -286,6 +287,7 @@ class Members:
                 found.made[out] = item
             if isinstance(item.node, ir.Scatter):
                 found.mutated[item.node.target] = item
+        found.touched = tuple(dict.fromkeys((*found.made, *found.reads)))
         return found
 
     def joined(self, other: Members) -> Members:
@@ -296,6 +298,7 @@ class Members:
             both.reads[name] = both.reads.get(name, []) + entries
         both.made = {**self.made, **other.made}
         both.mutated = {**self.mutated, **other.mutated}
+        both.touched = tuple(dict.fromkeys((*both.made, *both.reads)))
         return both
 
 
@@ -325,9 +328,6 @@ class Group:
     @property
     def reads(self) -> tuple[str, ...]:
         return reads_of(self.call) if self.call is not None else tuple(self.members.reads)
-
-    def touches(self, name: str) -> bool:
-        return name in self.members.reads or name in self.members.made
 
     @property
     def name(self) -> str:

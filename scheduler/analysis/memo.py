@@ -29,7 +29,7 @@ def is_memoising() -> bool:
     return _known.get() is not None
 
 
-def memoised_for(owner: object, what: str, make: Callable[[], T], beside: object = None) -> T:
+def memoised_for(owner: object, what: Hashable, make: Callable[[], T], beside: object = None) -> T:
     """`memoised` for what is found out about one object, or about it `beside` another one. Both stay as they are: equal ones
     are not looked for."""
     known = _known.get()

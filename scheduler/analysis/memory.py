@@ -57,9 +57,10 @@ class LiveBytes:
         born: dict[str, int] = {}
         self.last: dict[str, int] = {}
         for k, step in enumerate(steps):
-            for name in self.roots(writes(step)):
+            written = self.roots(_writes_of(step))
+            for name in written:
                 born.setdefault(name, k)
-            for name in self.roots(reads(step) | writes(step)):
+            for name in written | self.roots(_reads_of(step)):
                 self.last[name] = k
         kept = self.roots(o.buffer for o in graph.outputs if isinstance(o, ir.TensorArg))
         self.last |= dict.fromkeys(kept, len(steps) - 1)
@@ -72,7 +73,8 @@ class LiveBytes:
         self.born = born
 
     def roots(self, names: Iterable[str]) -> set[str]:
-        return {ir.storage_owner(self.graph.buffers, name, self.owners) for name in names}
+        owners, buffers = self.owners, self.graph.buffers
+        return {owners.get(name) or ir.storage_owner(buffers, name, owners) for name in names}
 
     def bytes(self, name: str) -> int:
         buffer = self.graph.buffers[name]
@@ -258,11 +260,20 @@ def _accesses(statements: Iterable[Statement]) -> list[tuple[str, tuple[Expr, ..
 
 
 def reads(step: Step) -> set[str]:
-    return set(memoised_for(step, "reads", lambda: _reads(step)))
+    return set(_reads_of(step))
 
 
 def writes(step: Step) -> set[str]:
-    return set(memoised_for(step, "writes", lambda: _writes(step)))
+    return set(_writes_of(step))
+
+
+def _reads_of(step: Step) -> set[str]:
+    """What nobody may change: it is kept."""
+    return memoised_for(step, "reads", lambda: _reads(step))
+
+
+def _writes_of(step: Step) -> set[str]:
+    return memoised_for(step, "writes", lambda: _writes(step))
 
 
 def _reads(step: Step) -> set[str]:

@@ -7,7 +7,7 @@ search for a path between two groups looks only at groups ranked between them, a
 from __future__ import annotations
 
 import heapq
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from kgen import errors
@@ -72,6 +72,8 @@ class Fuser:
     _buffers: dict[tuple[int, int], str] = field(default_factory=dict)
     _bytes: dict[str, int] = field(default_factory=dict)
     _blocked: dict[int, dict[int, str]] = field(default_factory=dict)  # pairs to be tried again after merges
+    # the last two groups between which a third one was looked for, and what was found, until one of them merges
+    _between: tuple[Group, Group, list[Group] | None] | None = None
 
     def run(self) -> list[Group]:
         self._by_serial = {g.serial: g for g in self.groups}
@@ -126,7 +128,7 @@ class Fuser:
         return is_partial(group) or self._is_full_row(group)
 
     def _is_full_row(self, group: Group) -> bool:
-        return any(out in self.full_row_buffers for out in group.members.made)
+        return bool(self.full_row_buffers) and not group.members.made.keys().isdisjoint(self.full_row_buffers)
 
     def _saved(self, a: Group, b: Group) -> int:
         """Bytes that need not move when the two are one kernel."""
@@ -149,8 +151,9 @@ class Fuser:
 
     def common(self, a: Group, b: Group) -> list[str]:
         """Buffers that both touch, at least one of them by reading."""
-        small, large = (a, b) if len(a.items) <= len(b.items) else (b, a)
-        return [n for n in dict.fromkeys((*small.members.made, *small.members.reads)) if large.touches(n)]
+        small, large = (a.members, b.members) if len(a.items) <= len(b.items) else (b.members, a.members)
+        made, read = large.made, large.reads
+        return [n for n in small.touched if n in read or n in made]
 
     # ---- one decision -----------------------------------------------------------------------------------------------
 
@@ -347,22 +350,23 @@ class Fuser:
         """Whether a third group is on a path between the two. Ranks order the group graph, so that only groups ranked
         between the two can."""
         low, high = (a, b) if a.rank < b.rank else (b, a)
-        between = self._reached(self.after, low, high, lambda g: g.rank < high.rank)
+        between = self._reached(self.after, low, high)
+        self._between = low, high, between
         if between is None:
             return Reason.SEARCH_LIMIT
         return Reason.CYCLE if any(high in self.after.get(g.serial, ()) for g in between) else None
 
-    def _reached(
-        self, edges: dict[int, set[Group]], start: Group, skip: Group, inside: Callable[[Group], bool]
-    ) -> list[Group] | None:
-        """Groups that `edges` lead to from `start` through groups `inside`, without `skip`; None when there are too many."""
-        stack = [g for g in edges.get(start.serial, ()) if g is not skip and inside(g)]
+    def _reached(self, edges: dict[int, set[Group]], start: Group, skip: Group) -> list[Group] | None:
+        """Groups that `edges` lead to from `start` through groups ranked between it and `skip`; None when there are too
+        many."""
+        low, high = min(start.rank, skip.rank), max(start.rank, skip.rank)
+        stack = [g for g in edges.get(start.serial, ()) if low < g.rank < high]
         seen = {g.serial: g for g in stack}
         while stack:
             if len(seen) > SEARCH_LIMIT:
                 return None
             for group in edges.get(stack.pop().serial, ()):
-                if group.serial not in seen and group is not skip and inside(group):
+                if low < group.rank < high and group.serial not in seen:
                     seen[group.serial] = group
                     stack.append(group)
         return list(seen.values())
@@ -372,8 +376,10 @@ class Fuser:
         the earlier one moves behind, within the ranks that all of them had (Pearce and Kelly, "A dynamic topological sort
         algorithm for directed acyclic graphs", 2006). False when too many would move."""
         low, high = (a, b) if a.rank < b.rank else (b, a)
-        behind = self._reached(self.after, low, high, lambda g: g.rank < high.rank)
-        predecessors = self._reached(self.before, high, low, lambda g: g.rank > low.rank)
+        known = self._between is not None and self._between[0] is low and self._between[1] is high
+        behind = self._between[2] if known and self._between else self._reached(self.after, low, high)
+        self._between = None
+        predecessors = self._reached(self.before, high, low)
         if behind is None or predecessors is None:
             return False
         behind.sort(key=lambda g: g.rank)

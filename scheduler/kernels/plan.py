@@ -13,7 +13,7 @@ from kgen.ir.plan import Kernel, Schedule, Step
 from kgen.ir.verify import defined_once
 from kgen.scheduler.analysis.dependencies import edges, needed, topological
 from kgen.scheduler.analysis.items import Group, Members, accumulators, make_item
-from kgen.scheduler.analysis.memo import memoised
+from kgen.scheduler.analysis.memo import memoised, memoised_for
 from kgen.scheduler.fusion import cost
 from kgen.scheduler.fusion.combo_kernels import batch
 from kgen.scheduler.fusion.contraction_groups import items_of
@@ -137,7 +137,9 @@ def _group(graph: ir.Graph, node: ir.Node, position: int, place: float) -> Group
     if ir.call_of(node) is not None:
         group.call = node
     else:
-        group.outer, group.inner, group.members = memoised((node, place), lambda: _members(graph, node, place))
+        group.outer, group.inner, group.members = memoised_for(
+            node, ("members", place), lambda: memoised((node, place), lambda: _members(graph, node, place))
+        )
         group.device = str(graph.buffers[ir.outs(node)[0]].device)
     return group
 

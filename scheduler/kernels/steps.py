@@ -7,7 +7,6 @@ computed again, kept in a row, or stored.
 from __future__ import annotations
 
 import dataclasses
-import itertools
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 
@@ -21,7 +20,7 @@ from kgen.ir.plan import PART, Call, Choice, ComboKernel, Kernel, Launch, Nest, 
 from kgen.ir.values import Value
 from kgen.scheduler.analysis.dependencies import topological
 from kgen.scheduler.analysis.items import Group, Item
-from kgen.scheduler.analysis.memo import memoised
+from kgen.scheduler.analysis.memo import memoised, memoised_for
 from kgen.scheduler.analysis.memory import LiveBytes, is_less
 from kgen.scheduler.fusion.cost import LIMITS, Limits
 from kgen.scheduler.fusion.fuse import Fuser
@@ -94,17 +93,25 @@ def storage_shared(graph: ir.Graph) -> frozenset[str]:
 
 
 def distinct_names(steps: list[Step]) -> list[Step]:
-    """Kernels with the same operators get a number, with which none has the name of another one."""
+    """Kernels with the same operators get a number, with which none has the name of another one. A kernel that has its number
+    at each attempt is one object: what is known about it holds."""
     taken: set[str] = set()
+    numbers: dict[str, int] = {}  # by name, from which number on some may be free
     out: list[Step] = []
     for step in steps:
         if isinstance(step, Kernel):
-            names = itertools.chain((step.name,), (f"{step.name}_{number}" for number in itertools.count(2)))
-            name = next(name for name in names if name not in taken)
-            step = step if name == step.name else replace(step, name=name)
-            taken.add(step.name)
+            name, number = step.name, numbers.get(step.name, 2)
+            while name in taken:
+                name, number = f"{step.name}_{number}", number + 1
+            numbers[step.name] = number
+            taken.add(name)
+            step = step if name == step.name else _named(step, name)
         out.append(step)
     return out
+
+
+def _named(kernel: Kernel, name: str) -> Kernel:
+    return memoised_for(kernel, ("named", name), lambda: replace(kernel, name=name))
 
 
 def local_buffers(steps: list[Step]) -> frozenset[str]:

@@ -25,6 +25,7 @@ from kgen.ir import values as vs
 from kgen.ir.index import Expr, Sizes, Var
 from kgen.ir.plan import Kernel, Schedule, members
 from kgen.ir.values import Value
+from kgen.scheduler.analysis.dependencies import reads_of
 from kgen.scheduler.protocol import Attempt, Candidate, Decisions, Draft, Transform
 from kgen.scheduler.selection.choose import contraction_of
 from kgen.verdict import Outcome, Reason, Verdict
@@ -122,7 +123,7 @@ def _of_parts(graph: ir.Graph, node: AnyNode, cut: Mapping[str, ir.Pointwise]) -
         made = vs.substitute(source.value, dict(zip(source.vars, load.attr[1], strict=True)))
         return vs.cast(made, graph.buffers[source.out].dtype)  # as it is in memory
 
-    if not isinstance(node, ir.Pointwise) or cut.keys().isdisjoint(ir.reads(node)):
+    if not isinstance(node, ir.Pointwise) or cut.keys().isdisjoint(reads_of(node)):
         return node
     [value] = vs.replace_loads([node.value], again)
     return replace(node, value=value) if vs.total_cost([value]) <= AGAIN else node
@@ -177,7 +178,7 @@ class _Search:
         self.in_memory = ir.visible(graph)
         for node in graph.nodes:
             if not isinstance(node, ir.Pointwise | ir.Reduction | ir.Scan | ir.Scatter):
-                self.in_memory.update(ir.reads(node))
+                self.in_memory.update(reads_of(node))
                 self.in_memory.update(load.attr[0] for load in vs.loads(getattr(node, "stored", ())))
 
     def visit(self, node: ir.Node) -> ConcatParts | None:

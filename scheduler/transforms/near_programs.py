@@ -7,6 +7,7 @@ through: only if the missing step is there, farther away, is the graph one that 
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
@@ -22,7 +23,8 @@ from kgen.verdict import Outcome, Reason, Verdict
 @dataclass(frozen=True, slots=True)
 class Miss:
     """Where the search for a program that ends in `end` went no further, behind so many `steps`: what was found in place of a
-    softmax `along` loops, or of a contraction's element where there are none; or a `reason`, and the node in the way."""
+    softmax `along` loops, or of a contraction's element where there are none; or a `reason`, and the node in the way. What is
+    in the way of most is never asked for: `late` finds both out where it is."""
 
     reader: Reader
     end: ir.Contraction
@@ -31,19 +33,21 @@ class Miss:
     along: Sequence[Var] = ()
     reason: Reason | None = None
     blocker: ir.Node | None = None
+    late: Callable[[], tuple[Reason, ir.Node | None]] | None = None
 
 
 def nearest(misses: Sequence[Miss]) -> list[Verdict]:
     """What is to be said of the programs of one contraction: of the one that stands there but for one thing, if there is."""
     most = max((one.steps for one in misses), default=0)
     found = (_verdict_of(one) for one in misses if one.steps == most)
-    return [verdict for verdict in found if verdict is not None][:1]
+    return list(itertools.islice((verdict for verdict in found if verdict is not None), 1))
 
 
 def _verdict_of(miss: Miss) -> Verdict | None:
     """What is to be said of a program that stands there but for one thing; None where more is missing."""
-    if miss.reason is not None:
-        return _verdict(miss, miss.reason, _named(miss.blocker))
+    reason, blocker = (miss.reason, miss.blocker) if miss.late is None else miss.late()
+    if reason is not None:
+        return _verdict(miss, reason, _named(blocker))
     assert miss.found is not None
     if miss.along:
         return _no_softmax(miss, miss.found)
@@ -101,7 +105,7 @@ def _way(reader: Reader, value: Value, is_goal: Callable[[ir.Node], bool]) -> li
     for way in ways:  # grows on the way
         if is_goal(way[-1]):
             return way
-        makers = (reader.makers[name] for name in ir.reads(way[-1]) if name in reader.makers)
+        makers = (reader.makers[name] for name in reader.reads(way[-1]) if name in reader.makers)
         for maker in makers if not ir.is_contraction(way[-1]) else ():
             if id(maker) not in seen and len(ways) < MOST_NODES:
                 seen.add(id(maker))

@@ -21,6 +21,7 @@ from kgen.ir import values as vs
 from kgen.ir.index import Atom, Expr
 from kgen.ir.plan import Kernel, Schedule, members
 from kgen.ir.values import Value
+from kgen.scheduler.analysis.dependencies import reads_of
 from kgen.scheduler.protocol import Attempt, Candidate, Draft, Transform
 from kgen.scheduler.selection.choose import contraction_of
 from kgen.scheduler.transforms.accumulators import make_accumulators
@@ -105,10 +106,10 @@ def runs_of(draft: Draft) -> dict[str, Runs]:
     reads: dict[str, list[list[Value]]] = {}
     for node in draft.before:
         if isinstance(node, ir.Pointwise):
-            for out in set(ir.reads(node)) & candidates.keys():
+            for out in set(reads_of(node)) & candidates.keys():
                 reads.setdefault(out, []).append([load for load in vs.loads([node.value]) if load.attr[0] == out])
         else:
-            kept.update(ir.reads(node))
+            kept.update(reads_of(node))
     found = {out: _runs(candidates[out], loads, capabilities) for out, loads in reads.items() if out not in kept}
     return {out: runs for out, runs in found.items() if runs is not None}
 

@@ -13,7 +13,7 @@ one number for each row, or of one table for some rows.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import permutations
 
@@ -71,6 +71,22 @@ def ends_of(graph: ir.Graph, reader: Reader, node: ir.Node, program: Program) ->
         yield from _sums(graph, reader, node, whole=kind == "sum")
     elif kind == "table":
         yield from _tables(graph, reader, node) if isinstance(node, ir.Scatter) else _parts_of_table(node)
+
+
+def may_end(graph: ir.Graph, programs: Iterable[Program]) -> Callable[[ir.Node], bool]:
+    """Of which nodes `ends_of` may make ends of one of the programs, as far as can be told without a look at what they read."""
+    several = {_kind(program) for program in programs if _is_of_several(program)}
+    kinds: list[type[ir.Node]] = []
+    if any(_kind(program) == "contraction" for program in programs):
+        kinds.append(ir.Contraction)
+    if several - {"contraction"}:
+        kinds.append(ir.Reduction)
+
+    def may(node: ir.Node) -> bool:
+        is_table = isinstance(node, ir.Scatter) and "table" in several and _is_table(graph, node)
+        return is_table or isinstance(node, tuple(kinds))
+
+    return may
 
 
 def _kind(program: Program) -> str:
@@ -191,7 +207,7 @@ def _multiple(value: Value, load: Value, element: Value) -> Value | None:
 def _tables(graph: ir.Graph, reader: Reader, node: ir.Scatter) -> Iterator[End]:
     """What is added to entries of a table, as sums over elements with a 1 where their entry is."""
     place = _place_of_entry(graph, node)
-    if place is None or not node.value.dtype.is_floating_point or graph.buffers[node.out].dtype not in SPLIT:
+    if place is None or not _is_table(graph, node):
         return
     [kept, entry] = [tuple(v for k, e in enumerate(node.index) for v in ix.free_atoms(e) if k != place), node.index[place]]
     others = tuple(v for v in node.vars if v in kept)
@@ -208,6 +224,12 @@ def _tables(graph: ir.Graph, reader: Reader, node: ir.Scatter) -> Iterator[End]:
     for rows, columns in permutations(sorted(elements.rvars, key=lambda v: -(v.extent.as_int() or 0)), 2):
         table = _Table(graph, node, place, _is_of_zeros(graph, reader, node))
         yield table.end(elements, position, (rows, columns))
+
+
+def _is_table(graph: ir.Graph, node: ir.Scatter) -> bool:
+    """Whether a node adds numbers to entries of a table."""
+    kind = graph.buffers[node.out].dtype
+    return node.value.dtype.is_floating_point and kind in SPLIT and _place_of_entry(graph, node) is not None
 
 
 def _parts_of_table(node: ir.Node) -> Iterator[End]:

@@ -19,6 +19,7 @@ that these are never stored. What was rounded to 16 bits between two nodes is no
 from __future__ import annotations
 
 import math
+from collections import deque
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, field, replace
 from functools import partial, reduce
@@ -40,8 +41,8 @@ from kgen.scheduler.selection.choose import contractions_of
 from kgen.scheduler.selection.size_buckets import forget_first_sizes
 from kgen.scheduler.transforms.graph_reader import COMPUTATIONS, Longer, Reader
 from kgen.scheduler.transforms.near_programs import Miss, nearest
-from kgen.scheduler.transforms.program_ends import End, SplitSum, by_preference, ends_of, one_hot
-from kgen.scheduler.transforms.second_results import Rows, Shared, rewritten, shared
+from kgen.scheduler.transforms.program_ends import End, SplitSum, by_preference, ends_of, may_end, one_hot
+from kgen.scheduler.transforms.second_results import Rows, Shared, may_read_second, rewritten, shared
 from kgen.templates import registry
 from kgen.verdict import FusionDemand, OperatorCall, Outcome, Reason, Verdict
 
@@ -108,9 +109,12 @@ class Untaken(Transform):
         matmuls = contractions_of(kernel)
         if isinstance(chosen, Kernel) or len(matmuls) > 1:
             return {}
-        made = [n for n in attempt.graph.nodes if isinstance(n, ir.Operation) and n.vendor is None]
+        nodes = attempt.graph.nodes
+        made = memoised_for(
+            nodes, "made by programs", lambda: _made_by(n for n in nodes if isinstance(n, ir.Operation) and n.vendor is None)
+        )
         why = replace(chosen, outcome=Outcome.ILLEGAL if chosen.reason is Reason.NO_TEMPLATE else Outcome.UNPROFITABLE)
-        return {Candidate(PROGRAM, out): why for out in matmuls if any(out in ir.outs(node) for node in made)}
+        return {Candidate(PROGRAM, out): why for out in matmuls if out in made}
 
 
 def programs_for(graph: ir.Graph, options: Options) -> list[Program]:
@@ -195,33 +199,61 @@ def recognised(
     if not programs:
         return []
     reader = Reader.of(graph)
-    found: list[_Fitting] = []
-    missed: dict[str, list[Miss]] = {}
-    steps = _Steps()
     calls: list[Recognised] = []
+    nodes: list[ir.Node] = []
     for node in graph.nodes:
         meant = ir.meaning_of(node)
         if meant is not None and any(meant.operator == program.key for program in programs):
             calls += [Recognised(ir.outs(meant)[0], meant)] if takes(meant, ir.outs(meant)[0]) else []
         else:
-            found += [one for one in _fittings(steps, (graph, reader), node, programs, missed) if takes(one.operation, one.out)]
-    made = _standing(found)
+            nodes.append(node)
+    finder = _Finder(graph, reader, programs, takes, lasting(graph, reader, may_end(graph, programs)), _Steps())
+    made = _standing([one for node in nodes for one in finder.fittings(node)])
     if near is not None:
         standing = {one.out for one in made}
-        near += [verdict for out, misses in missed.items() if out not in standing for verdict in nearest(misses)]
+        near += [verdict for out, misses in finder.missed.items() if out not in standing for verdict in nearest(misses)]
     return sorted((*calls, *made), key=lambda one: reader.positions[one.out])
 
 
-def _fittings(
-    steps: _Steps, where: tuple[ir.Graph, Reader], node: ir.Node, programs: Iterable[Program], missed: dict[str, list[Miss]]
-) -> Iterator[_Fitting]:
-    """The programs that may take the place of one node, by preference. Where it is a contraction, it notes what is missing."""
-    graph, reader = where
-    misses = missed.setdefault(node.out, []) if ir.is_contraction(node) else []
-    for program in programs:
-        search = _Search(graph, reader, program, misses, steps)
-        for end in ends_of(graph, reader, node, program):
-            yield from _in_place(search, end)
+def lasting(graph: ir.Graph, reader: Reader, ends: Callable[[ir.Node], bool]) -> frozenset[str]:
+    """What contractions make that somebody needs, whatever programs stand in the place of such `ends`: through other nodes, it
+    leads to a result of the graph or to what no program replaces. As steps of programs they would be computed again."""
+    found: set[str] = set()
+    staying: set[int] = set()  # nodes that are there as they are, whatever programs stand
+    for node in reversed(graph.nodes):
+        outs = ir.outs(node)
+        if (
+            not isinstance(node, COMPUTATIONS)
+            or not reader.visible.isdisjoint(outs)
+            or any(id(one) in staying for out in outs for one in reader.readers.get(out, ()))
+        ):
+            found.update(outs if ir.is_contraction(node) else ())
+            if not (ends(node) or may_read_second(node)):
+                staying.add(id(node))
+    return frozenset(found)
+
+
+@dataclass(frozen=True, slots=True)
+class _Finder:
+    """Looks for programs in a graph that something `takes`. Those with a step that is `lasting` cannot stand: where the first
+    one of a place is found, the search for others ends at such steps. `missed` says why programs stand nowhere else."""
+
+    graph: ir.Graph
+    reader: Reader
+    programs: Sequence[Program]
+    takes: Callable[[ir.Operation, str], bool]
+    lasting: frozenset[str]
+    steps: _Steps
+    missed: dict[str, list[Miss]] = field(default_factory=dict)
+
+    def fittings(self, node: ir.Node) -> Iterator[_Fitting]:
+        """The programs that may take the place of one node, by preference. Where it is a contraction, it notes what is
+        missing."""
+        misses = self.missed.setdefault(node.out, []) if ir.is_contraction(node) else []
+        for program in self.programs:
+            search = _Search(self.graph, self.reader, program, misses, self.steps, self.lasting)
+            for end in ends_of(self.graph, self.reader, node, program):
+                yield from _in_place(search, end, self.takes)
 
 
 def applied(graph: ir.Graph, *recognised: Recognised) -> ir.Graph:
@@ -259,12 +291,20 @@ class _Fitting:
 
     @property
     def instead(self) -> dict[str, ir.Node]:
-        return {self.out: self.operation, **self.search.instead(self.shared, self.operation)}
+        return {self.out: self.operation, **(self.search.instead(self.shared, self.operation) if self.shared else {})}
 
     def gone_with(self, others: Sequence[_Fitting]) -> list[ir.Node]:
         """The nodes that nobody needs where it stands together with `others`."""
-        rest = [node for one in others if one.end.split is not None for node in one.end.split.rest]
-        return self.search.reader.only_for({out: node for one in others for out, node in one.instead.items()}, rest)
+        instead: dict[str, ir.Node] = {}
+        rest: list[ir.Node] = []
+        for one in others:
+            if one.shared:
+                instead |= one.instead
+            else:
+                instead[one.end.out] = one.operation
+            if one.end.split is not None:
+                rest += one.end.split.rest
+        return self.search.reader.only_for(instead, rest)
 
     def kept(self, gone: Set[str]) -> list[str]:
         """What its other contractions make and somebody else needs, where buffers are gone."""
@@ -285,10 +325,11 @@ class _Fitting:
         return Recognised(self.out, made, self.shared, self.end.split)
 
 
-def _in_place(search: _Search, end: End) -> Iterator[_Fitting]:
+def _in_place(search: _Search, end: End, takes: Callable[[ir.Operation, str], bool]) -> Iterator[_Fitting]:
     """The program with the contraction as its last step, once with the same contractions in front of it."""
     node, known = end.contraction, search.known
     known.clear()
+    search.falling.clear()
     search.turned.clear()
     missed: list[tuple[_Match, tuple[Reason, ir.Node | None] | None]] = []
     for match in search.last(node) if node.operands is not None else ():
@@ -298,7 +339,13 @@ def _in_place(search: _Search, end: End) -> Iterator[_Fitting]:
         why = _objection(search.reader, end, operation)
         if operation is not None and why is None:
             known.add(match.inside)
-            yield _Fitting(search, end, match, operation, search.shared(match, operation))
+            if not takes(operation, end.out):
+                continue
+            if match.inside.isdisjoint(search.lasting):
+                yield _Fitting(search, end, match, operation, search.shared(match, operation))
+            else:
+                search.falling.append(match)
+                _miss_of_reader(_Fitting(search, end, match, operation, ()), sorted(match.inside & search.lasting))
         else:
             missed.append((match, why))
     for match, why in missed if not known else ():  # with its factors the other way round it may fit
@@ -323,18 +370,23 @@ def _together(left: list[_Fitting]) -> list[Recognised]:
     """Those of which the other contractions are needed by nobody else but each other: programs may have some in common, such as
     scores in the gradients of both operands. When one does not stand, the others are looked at again; those go first that end
     in a step of another one, which may not need its result."""
-    while left:
-        first = list({one.out: one for one in reversed(left)}.values())
+    queues: dict[str, deque[_Fitting]] = {}  # those of one contraction, by preference
+    for one in reversed(left):
+        queues.setdefault(one.out, deque()).appendleft(one)
+    while queues:
+        first = [queue[0] for queue in queues.values()]
         gone = first[0].gone_with(first)
         names = _made_by(gone)
-        kept = [one for one in first if one.kept(names)]
+        kept = [one for one in first if not one.match.inside <= names]
         if not kept:
             made = [(one.match.inside, one.recognised(gone)) for one in first]
             return [replace(one, beside=_connected(inside, made)) for inside, one in made]
-        steps = frozenset[str]().union(*(one.match.inside for one in first))
+        steps = frozenset[str]().union(*[one.match.inside for one in first])
         refused = next((one for one in kept if one.out in steps), kept[0])
         _miss_of_reader(refused, refused.kept(names))
-        left = [one for one in left if one is not refused]
+        queues[refused.out].popleft()
+        if not queues[refused.out]:
+            del queues[refused.out]
     return []
 
 
@@ -355,10 +407,14 @@ def _made_by(nodes: Iterable[ir.Node]) -> set[str]:
 
 def _miss_of_reader(fitting: _Fitting, kept: Sequence[str]) -> None:
     """Notes who needs what a contraction makes."""
-    node, operation, reader = fitting.match.end, fitting.operation, fitting.search.reader
-    other = reader.other_reader(kept[0], reader.makers[fitting.out], operation)
-    between = other is not None and not set(ir.outs(other)).isdisjoint(ir.reads(operation))
-    fitting.search.miss(fitting.match, node, (Reason.NOT_ELEMENTWISE if between else Reason.NEEDED, other))
+    operation, search, match = fitting.operation, fitting.search, fitting.match
+
+    def needed_by() -> tuple[Reason, ir.Node | None]:
+        other = search.reader.other_reader(kept[0], search.reader.makers[fitting.out], operation)
+        between = other is not None and not set(ir.outs(other)).isdisjoint(search.reader.reads(operation))
+        return Reason.NOT_ELEMENTWISE if between else Reason.NEEDED, other
+
+    search.misses.append(Miss(search.reader, match.end, len(search.program.steps), late=needed_by))
 
 
 def _objection(reader: Reader, end: End, operation: ir.Operation | None) -> tuple[Reason, ir.Node | None] | None:
@@ -368,7 +424,7 @@ def _objection(reader: Reader, end: End, operation: ir.Operation | None) -> tupl
         return Reason.STEP_TYPES, node
     if operation is None:
         return Reason.SPACE_MISMATCH, node
-    return None if reader.is_current(ir.reads(operation), end.out) else (Reason.MUTATION, None)
+    return None if reader.is_current(reader.reads(operation), end.out) else (Reason.MUTATION, None)
 
 
 def _is_plain(node: ir.Contraction) -> bool:
@@ -444,7 +500,9 @@ class _Search:
     program: Program
     misses: list[Miss]
     steps: _Steps
+    lasting: frozenset[str] = frozenset()  # what somebody needs whatever stands
     known: set[frozenset[str]] = field(default_factory=set)  # contractions with which the program was found to stand
+    falling: list[_Match] = field(default_factory=list)  # with contractions that somebody needs
     turned: list[_Match] = field(default_factory=list)  # in which all contractions were found, and a factor has no such axis
 
     @property
@@ -543,9 +601,13 @@ class _Search:
     def _may_be(self, operand: int, value: Value, match: _Match) -> bool:
         """Whether an operand has an axis for each loop of a value that some step sums over. Two factors are tried in either
         order, and most orders end here, before those of further steps are tried."""
-        axes, loops = self.program.operands[operand], value.variables()
-        sums = ((self.program.step(name), own) for name, own in match.sums.items() if not loops.isdisjoint(own))
-        return all(isinstance(step, Contract) and not set(self.program.reduced(step)).isdisjoint(axes) for step, _ in sums)
+        axes, loops = frozenset(self.program.operands[operand]), value.variables()
+        for name, own in match.sums.items():
+            if not loops.isdisjoint(own):
+                step = self.program.step(name)
+                if not isinstance(step, Contract) or axes.isdisjoint(self.program.reduced(step)):
+                    return False
+        return True
 
     def _multiplied(self, value: Value, node: ir.Contraction, step: Contract) -> torch.dtype:
         """The type in which an operand is multiplied. What steps before have made takes that of the 16-bit numbers with which
@@ -592,6 +654,8 @@ class _Search:
         known = match.elements.get(step.name)
         if known is not None and known is not load:  # another step has read another element of it
             return
+        if self.falling and not self.lasting.isdisjoint((node.out, *match.inside)):
+            return  # it would not stand either
         if known is None and match.reached + 2 == self.contractions and match.inside | {node.out} in self.known:
             return  # with these the program was found to stand: which step has which does not matter
         node = self.steps.with_factors_apart(node)
@@ -708,9 +772,10 @@ def _loops(
     summed = {axis: step.name for step in program.steps if isinstance(step, Contract) for axis in program.reduced(step)}
     loops: dict[str, list[Var]] = {axis: [] for axis in program.axes}
     sites = [(v, "") for v in node.out_vars] + [(v, name) for name, own in match.sums.items() for v in own]
+    inside = {a: {k for k, axes in enumerate(program.operands) if a in axes} for a in program.axes}
+    known = [(k, value.variables()) for k, value in enumerate(operands)]
     for v, step in sites:
-        needed = {k for k, value in enumerate(operands) if v in value.variables()}
-        inside = {a: {k for k, axes in enumerate(program.operands) if a in axes} for a in program.axes}
+        needed = {k for k, its in known if v in its}
         fitting = [a for a in program.axes if inside[a] >= needed and summed.get(a, "") == step]
         if not fitting:
             return None

@@ -5,7 +5,7 @@ to, is compared with what it took before. Where nothing can be won there is no t
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from kgen.cost import model
@@ -16,6 +16,7 @@ from kgen.ir.plan import Call, Kernel, Step, members
 from kgen.scheduler.analysis.dependencies import needed
 from kgen.scheduler.analysis.memo import memoised_for
 from kgen.scheduler.analysis.memory import reads, writes
+from kgen.scheduler.options import Options
 from kgen.scheduler.protocol import Attempt, Candidate, Changes, Draft, Transform
 from kgen.scheduler.selection.choose import contraction_of
 from kgen.scheduler.transforms.offered import offered_for_rows
@@ -91,26 +92,34 @@ def trial_of(settled: Attempt) -> Trial:
     options, around, seconds = settled.options, dict[str, Around](), dict[str, float]()
     refusals: list[Verdict] = []
     wanted = options.fusion and options.recompute and options.only is None
+    steps, faster = _Steps.of(settled.plan.steps if wanted else ()), _faster(options)
     for one in recompute_candidates(settled.draft, offered_for_rows(settled.graph, options)) if wanted else ():
         matmul = one.node.out
         if one.refusal is not None:
             refusals.append(one.refusal)
         elif not _is_settled(settled, one):
-            now, least = _seconds(settled, one), _least(settled, one)
-            if least * SURE < now:
+            now, least = _seconds(settled, one, steps), _least(settled, one)
+            if least * faster < now:
                 around[matmul], seconds[matmul] = one, now
             else:
                 refusals.append(_dear(matmul, least, now))
     return Trial(around, seconds, tuple(refusals))
 
 
+def _faster(options: Options) -> float:
+    """How much faster what is tried has to be at least: without measurements, `judged` asks for more."""
+    oracle = options.oracle
+    return SURE if oracle is not None and options.only is None and oracle.is_worth_asking else ESTIMATED
+
+
 def judged(attempt: Attempt, trial: Trial, again: frozenset[str]) -> dict[str, Verdict]:
     """Of the contractions that the plan recomputes, those for which that is slower. What is to be said of the others
     becomes a verdict of the plan."""
     refused: dict[str, Verdict] = {}
+    steps = _Steps.of(attempt.plan.steps)
     for matmul in sorted(again):
-        recomputing, storing = _seconds(attempt, trial.around[matmul]), trial.seconds[matmul]
-        if recomputing * (SURE if _is_measured(attempt, trial.around[matmul]) else ESTIMATED) >= storing:
+        recomputing, storing = _seconds(attempt, trial.around[matmul], steps), trial.seconds[matmul]
+        if recomputing * (SURE if _is_measured(attempt, trial.around[matmul], steps) else ESTIMATED) >= storing:
             refused[matmul] = _dear(matmul, recomputing, storing)
         else:
             times = (recomputing * 1e6, storing * 1e6)
@@ -125,8 +134,8 @@ def _dear(matmul: str, recomputing: float, storing: float) -> Verdict:
 def _is_settled(attempt: Attempt, around: Around) -> bool:
     """Whether a demand is about operators around the matmul, or it has few tiles and long sums, which other ways are for."""
     graph, demands = attempt.graph, attempt.options.demands
-    nodes = [node for node in graph.nodes if around.names.intersection(ir.outs(node)) and not isinstance(node, ir.Extern)]
-    calls = [call for node in nodes for call in node.origin.calls]
+    of = [node for node in graph.nodes if around.names.intersection(ir.outs(node))] if demands else []
+    calls = [call for node in of if not isinstance(node, ir.Extern) for call in node.origin.calls]
     if any(d.names(calls) for d in demands):
         return True
     node, device = around.node, attempt.options.device(graph, around.node.out)
@@ -142,17 +151,37 @@ def _least(attempt: Attempt, around: Around) -> float:
     return 2 * flops / device.rate(node.operands) + 3 * model.LAUNCH[device.kind]
 
 
-def _seconds(attempt: Attempt, around: Around) -> float:
+def _seconds(attempt: Attempt, around: Around, steps: _Steps) -> float:
     """Seconds of the steps that make anything around a matmul, each of which waits for the one before."""
-    device, names = attempt.options.device(attempt.graph, around.node.out), around.names
-    steps = [_step(step, attempt, device) for step in attempt.plan.steps if names & _made(step)]
-    return sum(steps) + model.DRAIN * (len(steps) - 1)
+    device = attempt.options.device(attempt.graph, around.node.out)
+    seconds = [_step(step, attempt, device) for step in steps.making(around.names)]
+    return sum(seconds) + model.DRAIN * (len(seconds) - 1)
 
 
-def _is_measured(attempt: Attempt, around: Around) -> bool:
+@dataclass(frozen=True, slots=True)
+class _Steps:
+    """The steps of a plan, of which each candidate asks for a few: by what they make, as numbers."""
+
+    steps: Sequence[Step]
+    by_result: Mapping[str, Sequence[int]]
+
+    @classmethod
+    def of(cls, steps: Sequence[Step]) -> _Steps:
+        found: dict[str, list[int]] = {}
+        for k, step in enumerate(steps):
+            for name in _made(step):
+                found.setdefault(name, []).append(k)
+        return cls(steps, found)
+
+    def making(self, names: Iterable[str]) -> list[Step]:
+        """Those that make any of the buffers, in order."""
+        return [self.steps[k] for k in sorted({k for name in names for k in self.by_result.get(name, ())})]
+
+
+def _is_measured(attempt: Attempt, around: Around, steps: _Steps) -> bool:
     """Whether it is known of both computations what they take."""
-    steps = [step for step in attempt.plan.steps if not isinstance(step, Call) and around.names & _made(step)]
-    found = [measured_or_estimated(attempt, kernel) for step in steps for kernel in members(step) if kernel.contracts]
+    made = [step for step in steps.making(around.names) if not isinstance(step, Call)]
+    found = [measured_or_estimated(attempt, kernel) for step in made for kernel in members(step) if kernel.contracts]
     return all(best is not None and best.measured for best in found)
 
 

@@ -20,6 +20,7 @@ from kgen.ir import index as ix
 from kgen.ir import nodes as ir
 from kgen.ir import values as vs
 from kgen.ir.index import Var
+from kgen.scheduler.analysis.dependencies import reads_of
 from kgen.scheduler.protocol import Draft, Transform
 
 # Seconds that copies cost: they are filled, and added up.
@@ -61,7 +62,7 @@ def _may_be_copied(node: ir.Scatter, draft: Draft) -> bool:
     if draft.options.device(graph, node.out).kind != "cuda":
         return False
     shared = [b.name for b in graph.buffers.values() if b.alias_of in (table, node.out)]
-    readers = [other for other in draft.nodes if table in ir.reads(other)]
+    readers = [other for other in draft.nodes if table in reads_of(other)]
     seen = {o.buffer for o in graph.outputs if isinstance(o, ir.TensorArg)}
     return shared == [node.out] and readers == [node] and table not in seen
 

@@ -11,6 +11,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import TypeGuard
 
 import torch
 
@@ -121,7 +122,12 @@ def rewritten(node: ir.Node, changes: Iterable[Mapping[Value, Value]]) -> ir.Nod
 
 
 def _candidates(nodes: Sequence[ir.Node]) -> list[Readers]:
-    return [n for n in nodes if isinstance(n, Readers) and any(v.op == "log" for v in vs.topological([n.value]))]
+    return [n for n in nodes if may_read_second(n)]
+
+
+def may_read_second(node: ir.Node) -> TypeGuard[Readers]:
+    """Whether a node may read the log-sum-exp of rows: a logarithm is in it."""
+    return isinstance(node, Readers) and any(v.op == "log" for v in vs.topological([node.value]))
 
 
 def _outermost(root: Value) -> list[Value]:

@@ -8,13 +8,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
-from functools import partial
+from functools import partial, reduce
 
 from kgen.cost.tuning_query import Place, TuningResult, place
 from kgen.ir import nodes as ir
 from kgen.ir import values as vs
 from kgen.ir.nodes import Origin
 from kgen.ir.plan import Kernel
+from kgen.scheduler.analysis.memo import memoised_for
 from kgen.scheduler.kernels.workspaces import provide_workspaces
 from kgen.scheduler.options import Options
 from kgen.scheduler.protocol import Attempt, Candidate, Changes, Draft, Transform
@@ -27,7 +28,7 @@ from kgen.scheduler.transforms.operand_padding import NONE, copies_by_result, fr
 from kgen.scheduler.transforms.pricing import given_for
 from kgen.scheduler.transforms.recompute import recomputed
 from kgen.templates.base import Request
-from kgen.verdict import Outcome, Reason, Verdict
+from kgen.verdict import OperatorCall, Outcome, Reason, Verdict
 
 TEMPLATE = "template"
 FAMILY = "shared kernel"
@@ -73,7 +74,7 @@ def _offered(draft: Draft, node: ir.TemplateNode, makers: Mapping[str, ir.Pointw
     elif ir.is_contraction(node):
         copies = copies_by_result(draft.decisions).get(node.out, NONE)
         node = _with_operands(draft, node, makers, from_memory(copies))
-    return replace(node, vendor=None)
+    return node if node.vendor is None else memoised_for(node, "without vendor", partial(replace, node, vendor=None))
 
 
 def _with_operands(
@@ -83,7 +84,7 @@ def _with_operands(
     call would read: as the user demands, as was chosen, or as templates say of what computing it costs. What other kernels
     write in slices is read."""
     graph, demands, capabilities = draft.graph, draft.options.demands, draft.options.capabilities(draft.graph)
-    operands, origin = [], node.origin
+    operands, joined = [], list[tuple[OperatorCall, ...]]()
     for value, stored, first in zip((node.lhs, node.rhs), node.stored or (None, None), stored_first, strict=True):
         maker = None if stored is None or stored is value else makers.get(vs.loads([stored])[0].attr[0])
         prologue = () if maker is None else maker.origin.calls
@@ -93,8 +94,14 @@ def _with_operands(
         computed = stored is None or True in asked or (cheap and not (asked or there))
         operands.append(value if computed or stored is None else stored)
         if computed and prologue:
-            origin = Origin(prologue).joined(origin)
-    return replace(node, lhs=operands[0], rhs=operands[1], origin=replace(origin, name=node.origin.name, line=node.origin.line))
+            joined.append(prologue)
+
+    def made() -> ir.Contraction:
+        origin = reduce(lambda whole, prologue: Origin(prologue).joined(whole), joined, node.origin)
+        origin = replace(origin, name=node.origin.name, line=node.origin.line)
+        return replace(node, lhs=operands[0], rhs=operands[1], origin=origin)
+
+    return memoised_for(node, ("with operands", *operands, *joined), made)  # one object: what is known about it holds
 
 
 def _from_memory(node: ir.TemplateNode) -> ir.TemplateNode:
@@ -102,8 +109,8 @@ def _from_memory(node: ir.TemplateNode) -> ir.TemplateNode:
     if not node.stored:
         return node
     if ir.is_contraction(node):
-        return replace(node, lhs=node.stored[0], rhs=node.stored[1])
-    return replace(node, operands=node.stored)
+        return memoised_for(node, "from memory", partial(replace, node, lhs=node.stored[0], rhs=node.stored[1]))
+    return memoised_for(node, "from memory", partial(replace, node, operands=node.stored))
 
 
 # ---- which template ---------------------------------------------------------------------------------------------------

@@ -191,7 +191,7 @@ class Search:
         self.sizes = Sizes(graph.size_hints)
         self.axes: dict[str, tuple[tuple[int, ...], ...]] = {}  # matmul -> its axes that are cut into tiles, as dimensions
         self.windowed: set[str] = set()
-        self.order: list[str] = []
+        self.order: dict[str, int] = {}  # matmuls, with their places
         self.traced: dict[str, Traced] = {}
         self.after: dict[str, frozenset[str]] = {}  # buffer -> matmuls of which some reduction has to be complete before it
         self.made: dict[str, ir.Pointwise] = {}
@@ -233,7 +233,7 @@ class Search:
         if node.windowed:
             self.windowed.add(node.out)
         self.traced[node.out] = Traced(node.out, tuple(v.expr() for v in node.out_vars), node.out_vars)
-        self.order.append(node.out)
+        self.order.setdefault(node.out, len(self.order))
         self.after[node.out] = frozenset().union(*(self.after.get(name, ()) for name in reads_of(node)))
 
     def _place(self, value: Value) -> tuple[str, Index] | None:
@@ -244,7 +244,7 @@ class Search:
             if traced is not None and traced.matmul not in found:
                 mapping: dict[Atom, Expr] = dict(zip(traced.vars, load.attr[1], strict=True))
                 found[traced.matmul] = tuple(ix.substitute(e, mapping) for e in traced.index)
-        latest = max(found, key=self.order.index, default=None)
+        latest = max(found, key=self.order.__getitem__, default=None)
         return None if latest is None else (latest, found[latest])
 
     def worthwhile(self) -> dict[str, Site]:

@@ -216,3 +216,11 @@ def _int64() -> object:
     import torch
 
     return torch.int64
+
+
+def test_other_factors_give_other_expressions() -> None:
+    assert ix.product([M.expr(), 4]) is M.expr() * 4
+    assert ix.product([4, M.expr()]) is ix.product([M.expr(), ix.constant(4)])
+    assert ix.product([M.expr(), M.expr()]) is not ix.product([M.expr()])
+    assert ix.product([ix.size("m", 1, 8).expr(), 4]) is not ix.product([M.expr(), 4])
+    assert ix.product([]) is ix.ONE

@@ -236,3 +236,36 @@ def test_order_is_deterministic() -> None:
     order = vs.topological([value])
     assert order == vs.topological([value])
     assert all(order.index(arg) < order.index(v) for v in order for arg in v.args)
+
+
+def test_substitution_leaves_what_does_not_change() -> None:
+    apart, inside = vs.call("exp", load("y", J)), load("picks", V, dtype=I64)
+    gathered = vs.load("table", (ix.indirect(inside, 9).expr(), J.expr()), F32)
+    both = vs.call("add", vs.call("mul", load(), apart), gathered)
+    [found] = vs.substitute_all([both], {V: J.expr()})
+    assert apart in vs.topological([found])
+    picked = vs.load("table", (ix.indirect(load("picks", J, dtype=I64), 9).expr(), J.expr()), F32)
+    assert found is vs.call("add", vs.call("mul", load("x", J), apart), picked)
+    assert vs.substitute_all([both, apart], {ix.var("other", 6): J.expr()}) == [both, apart]
+
+
+def test_replacement_reaches_indices_from_data_and_masks() -> None:
+    inside, kept = load("picks", V, dtype=I64), vs.call("gt", load("m"), vs.const(0, F32))
+    gathered = vs.load("table", (ix.indirect(inside, 9).expr(),), F32, kept)
+    other = vs.call("exp", load("y"))
+    names = {"picks": "picks_1", "m": "m_1"}
+
+    def renamed(one: Value) -> Value | None:
+        name, index, dtype = one.attr
+        return vs.load(names[name], index, dtype, *one.args) if name in names else None
+
+    [found] = vs.replace_loads([vs.call("add", gathered, other)], renamed)
+    assert {one.attr[0] for one in vs.loads([found])} == {"picks_1", "m_1", "table", "y"}
+    assert other in found.args
+    assert vs.replace_loads([other], renamed) == [other]
+
+
+def test_loops_of_a_value_are_its_own() -> None:
+    value = vs.call("add", load("x", V), load("y", J))
+    assert value.variables() == value.variables() == {V, J}
+    assert vs.substitute(value, {V: J.expr()}).variables() == {J}

@@ -14,7 +14,9 @@ from kgen.ir import nodes as ir
 from kgen.ir.program import Elementwise, Program
 from kgen.ir.verify import verify
 from kgen.reference.evaluate import evaluate_graph
-from kgen.scheduler.transforms.recognition import Recognised, applied, recognised
+from kgen.scheduler.transforms.graph_reader import Reader
+from kgen.scheduler.transforms.program_ends import may_end
+from kgen.scheduler.transforms.recognition import Recognised, applied, lasting, recognised
 from kgen.verdict import Reason, Verdict
 from tests.op_case import lowered
 
@@ -331,3 +333,56 @@ def test_gradients_that_read_two_elements_of_the_scores_are_none() -> None:
 
     _, found = found_in(function, inputs(), [])
     assert not any(one.operation.operator == GRADIENT.operator for one in found)
+
+
+# ---- what is needed anyway ------------------------------------------------------------------------------------------
+
+
+def lasting_in(f: Callable[..., object], *args: Tensor, programs: list[Program] = PROGRAMS) -> tuple[int, int]:
+    """Contractions of a graph that somebody needs whatever programs stand, and all of them."""
+    graph = lowered(f, args)
+    found = lasting(graph, Reader.of(graph), may_end(graph, programs))
+    every = {node.out for node in graph.nodes if ir.is_contraction(node)}
+    assert found <= every
+    return len(found), len(every)
+
+
+def test_what_leads_to_a_result_or_a_scan_lasts() -> None:
+    x, w = torch.randn(2, 8, 8), torch.randn(2, 8, 8)
+    assert lasting_in(lambda x, w: (x @ w).relu() @ w, x, w) == (1, 2)  # the result itself
+    assert lasting_in(lambda x, w: ((y := x @ w).relu() @ w, y.exp()), x, w) == (2, 2)
+    assert lasting_in(lambda x, w: ((y := x @ w).relu() @ w, (y + 1).cumsum(-1).sum(0)), x, w) == (2, 2)
+
+
+def test_what_leads_to_the_end_of_a_program_may_go() -> None:
+    """A sum is one, where a program of several contractions ends in a sum."""
+    x, w = torch.randn(2, 8, 8), torch.randn(2, 8, 8)
+
+    def summed(x: Tensor, w: Tensor) -> tuple[Tensor, Tensor]:
+        y = x @ w
+        return y.relu() @ w, y.exp().sum(-1)
+
+    assert lasting_in(summed, x, w) == (2, 2)
+    assert lasting_in(summed, x, w, programs=[*PROGRAMS, *SUMMING]) == (1, 2)
+
+
+def test_one_of_many_pairs_is_looked_at() -> None:
+    """A sum of contractions that is needed itself: all pairs of these were tried, and the verdict was the same."""
+    tried = []
+
+    def takes(operation: ir.Operation, out: str) -> bool:
+        tried.append(out)
+        return True
+
+    def f(q: Tensor, k: Tensor, v: Tensor, kept: bool) -> tuple[Tensor, ...]:
+        s = sum((q * n) @ (k + n).mT for n in range(1, 5))
+        return (s @ v, s) if kept else (s @ v,)
+
+    q, k, v = (torch.randn(2, 8, 8) for _ in range(3))
+    near: list[Verdict] = []
+    assert recognised(lowered(lambda q, k, v: f(q, k, v, True), (q, k, v)), PROGRAMS, near, takes) == []
+    assert [one.reason for one in near if one.reason is Reason.NEEDED] == [Reason.NEEDED]
+    few = len(tried)
+    tried.clear()
+    assert len(recognised(lowered(lambda q, k, v: f(q, k, v, False), (q, k, v)), PROGRAMS, None, takes)) == 1
+    assert few <= len(PROGRAMS) < len(tried)

@@ -6,7 +6,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, cast
 
 import pytest
 import torch
@@ -51,8 +51,8 @@ def cheap(monkeypatch: pytest.MonkeyPatch) -> None:
     """Templates win over the library, and matmuls are cheap to compute."""
     seconds = recompute_trial._seconds
 
-    def priced(attempt: Attempt, around: Around) -> float:
-        return seconds(attempt, around) * (1e-3 if first_kernels(attempt.plan) else 1.0)
+    def priced(attempt: Attempt, around: Around, steps: recompute_trial._Steps) -> float:
+        return seconds(attempt, around, steps) * (1e-3 if first_kernels(attempt.plan) else 1.0)
 
     monkeypatch.setattr(model, "vendor_seconds", lambda problem: 1e9)
     monkeypatch.setattr(recompute_trial, "_least", lambda *args: 0.0)
@@ -336,7 +336,7 @@ def test_a_trial_that_is_lost_leaves_the_plan_as_it_was(monkeypatch: pytest.Monk
 
 @pytest.mark.usefixtures("cheap")
 def test_each_matmul_is_judged_for_itself(monkeypatch: pytest.MonkeyPatch) -> None:
-    def priced(attempt: Attempt, around: Around) -> float:
+    def priced(attempt: Attempt, around: Around, steps: recompute_trial._Steps) -> float:
         recompute = 1.0 if around.node.out == "mm" else 9.0
         return recompute if first_kernels(attempt.plan) else 5.0
 
@@ -409,6 +409,32 @@ def test_there_is_no_trial_without_anything_to_win(monkeypatch: pytest.MonkeyPat
     scores(4096)
     plan_of(lambda x, w: F.gelu(x @ w), r(300, 64), r(64, 300))
     plan_of(lambda x, w: (x @ w).logsumexp(-1), r(300, 64), r(64, 300))
+
+
+def test_without_measurements_what_wins_too_little_is_not_tried(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two computations take a lower bound at least: where that is too little for an estimate, no trial can win."""
+    monkeypatch.setattr(recompute_trial, "ESTIMATED", MUCH_FASTER)
+    monkeypatch.setattr(recompute_trial, "_seconds", lambda *args: 1.0)
+    monkeypatch.setattr(recompute_trial, "_least", lambda *args: 1 / MUCH_FASTER)
+    monkeypatch.setattr(recompute_trial, "judged", lambda *args: pytest.fail("it was tried"))
+    plan = scores(64, 2048)
+    assert any(v.reason is Reason.RECOMPUTE_DEAR for v in plan.verdicts)
+
+
+@dataclass
+class Asked:
+    """Knows measured times, or none."""
+
+    is_worth_asking: bool = True
+
+
+def test_what_may_be_measured_is_tried_where_it_may_win(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(recompute_trial, "ESTIMATED", MUCH_FASTER)
+    oracle = Asked()
+    assert recompute_trial._faster(Options()) == MUCH_FASTER
+    assert recompute_trial._faster(Options(oracle=cast("Any", oracle))) == recompute_trial.SURE
+    oracle.is_worth_asking = False
+    assert recompute_trial._faster(Options(oracle=cast("Any", oracle))) == MUCH_FASTER
 
 
 @pytest.mark.ptx
