@@ -45,7 +45,11 @@ def steps_of(size: str, sharing: object, training: bool) -> Step:
     batch = random_batch(shape, "cpu")
     run = torch.compile(model, backend="kgen", options={"layer_sharing": sharing})
 
+    parameters = list(model.parameters())
+
     def train() -> None:
+        for parameter in parameters:
+            parameter.grad = None
         run(*batch).backward()
 
     def infer() -> None:

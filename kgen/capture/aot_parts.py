@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
+import torch._dynamo  # in front of AOTAutograd's runtime: they import each other
 from torch._functorch._aot_autograd.runtime_wrappers import (
     AOTDispatchAutograd,
     RuntimeWrapper,
@@ -64,7 +65,9 @@ class Part:
         """A tangent as backward was traced for it."""
         meta = self.metadata.subclass_tangent_meta[number]
         if type(tangent) is torch.Tensor:
-            return coerce_to_expected_memory_format(tangent, meta.memory_format)
+            wanted = meta.memory_format
+            is_settled = wanted.stride is not None and tangent.stride() == wanted.stride
+            return tangent if is_settled else coerce_to_expected_memory_format(tangent, wanted)
         made: torch.Tensor = AOTDispatchAutograd.process_runtime_tangent(tangent, meta)[0]
         return made
 

@@ -7,6 +7,8 @@ one. A value that several segments read has the sum of its gradients, as autogra
 
 from __future__ import annotations
 
+import itertools
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -43,6 +45,15 @@ class Call:
     tangents: tuple[Tangent, ...]
 
 
+@dataclass(frozen=True, slots=True)
+class _Gradients:
+    """Slots that a call has gradients for, by their numbers: those of the graph's arguments that only this call reads, and
+    others. The former wait until all calls are through: Python is slow behind kernels that have emptied the caches."""
+
+    own: tuple[tuple[int, int], ...]
+    others: tuple[tuple[int, int], ...]
+
+
 class Calls:
     """The calls of a run, from the slots `inputs` to the slots `made`. Values of other slots live no longer than needed."""
 
@@ -51,6 +62,13 @@ class Calls:
         self.calls, self.size, self.inputs, self.made, self.constant = calls, size, inputs, made, constant
         self.has_gradients = any(call.part.node is not None for call in calls)
         self.disables_autocast = any(call.part.disables_autocast for call in calls)
+        readers = Counter(slot for call in calls for slot in call.inputs)
+        self._gradients = [self._gradients_of(call, readers) for call in calls]
+
+    def _gradients_of(self, call: Call, readers: Counter[int]) -> _Gradients:
+        pairs = list(enumerate(call.inputs))
+        own = tuple(pair for pair in pairs if pair[1] < self.inputs and readers[pair[1]] == 1)
+        return _Gradients(own, tuple(pair for pair in pairs if pair not in own))
 
     def __call__(self, args: Sequence[Any]) -> Sequence[torch.Tensor]:
         """What is at the slots `made`."""
@@ -63,21 +81,21 @@ class Calls:
         with torch.no_grad():
             return self.forward(args, None)
 
-    def forward(self, args: Sequence[Any], saved: list[list[torch.Tensor]] | None) -> list[torch.Tensor]:
+    def forward(self, args: Sequence[Any], saved: list[Sequence[torch.Tensor]] | None) -> list[torch.Tensor]:
         """Appends to `saved` what the backward of each call needs."""
         if self.disables_autocast:
             with torch._C._DisableAutocast():
                 return self._forward(args, saved)
         return self._forward(args, saved)
 
-    def _forward(self, args: Sequence[Any], saved: list[list[torch.Tensor]] | None) -> list[torch.Tensor]:
+    def _forward(self, args: Sequence[Any], saved: list[Sequence[torch.Tensor]] | None) -> list[torch.Tensor]:
         values: list[Any] = [*args, *[None] * (self.size - len(args))]
         for call in self.calls:
             results = call.part.forward([values[slot] for slot in call.inputs])
             for slot, number in call.outputs:
                 values[slot] = results[number]
             if saved is not None:
-                saved.append([one.detach() if one._is_view() else one for one in results[call.results :]])
+                saved.append(results[call.results :])
             del results
             for slot in call.dead:
                 values[slot] = None
@@ -86,18 +104,28 @@ class Calls:
     def backward(self, saved: list[list[torch.Tensor]], given: Sequence[torch.Tensor | None]) -> list[torch.Tensor | None]:
         """Gradients of the inputs. Empties `saved`, so that memory is free as soon as a call is through."""
         found: list[Any] = [None] * self.size
+        waiting = list[tuple[_Gradients, list[Any]]]()
         for slot, one in zip(self.made, given, strict=True):
             found[slot] = one
         with torch._C._DisableAutocast():
-            for call in reversed(self.calls):
-                kept = saved.pop()
-                tangents = [found[one.slot] for one in call.tangents]
-                for one in call.tangents:
-                    found[one.slot] = None
-                if any(one is not None for one in tangents):
-                    kept += map(call.part.settled, _filled(call, tangents), range(len(tangents)))
-                    del tangents
-                    _add(found, call.inputs, call.part.backward(kept))
+            for call, slots in zip(reversed(self.calls), reversed(self._gradients), strict=True):
+                kept, has_tangents = saved.pop(), False
+                for number, one in enumerate(call.tangents):
+                    tangent, found[one.slot] = found[one.slot], None
+                    has_tangents |= tangent is not None
+                    kept.append(call.part.settled(one.zeros() if tangent is None else tangent, number))
+                    del tangent
+                if has_tangents:
+                    made = call.part.backward(kept)
+                    for number, slot in slots.others:
+                        gradient = made[number]
+                        if isinstance(gradient, torch.Tensor):  # added in no place: it may be the gradient of two values
+                            found[slot] = gradient if found[slot] is None else found[slot] + gradient
+                    waiting.append((slots, [made[number] for number, _ in slots.own]))  # no other gradient lives longer
+                    del made
+        for slots, own in waiting:
+            for (_, slot), gradient in zip(slots.own, own, strict=True):
+                found[slot] = gradient
         return found[: self.inputs]
 
 
@@ -106,26 +134,15 @@ def _owner(value: torch.Tensor) -> torch.Tensor:
     return torch.ops.aten._unsafe_view(value, value.shape) if value._is_view() else value  # type: ignore[no-any-return]
 
 
-def _filled(call: Call, tangents: Sequence[torch.Tensor | None]) -> list[torch.Tensor]:
-    return [made.zeros() if one is None else one for made, one in zip(call.tangents, tangents, strict=True)]
-
-
-def _add(found: list[Any], slots: Sequence[int], gradients: Sequence[Any]) -> None:
-    """Adds gradients to those that are there. Never in place: one tensor may be the gradient of two values."""
-    for slot, one in zip(slots, gradients, strict=True):
-        if isinstance(one, torch.Tensor):
-            found[slot] = one if found[slot] is None else found[slot] + one
-
-
 class _Run(torch.autograd.Function):
     boxed_grads_call = True  # since torch 2.13: gradients come as one list, and can be let go
 
     @staticmethod
     def forward(ctx: Any, calls: Calls, *args: Any) -> Any:
-        saved = list[list[torch.Tensor]]()
+        saved = list[Sequence[torch.Tensor]]()
         results = calls.forward(args, saved)
         ctx.calls, ctx.counts = calls, list(map(len, saved))
-        ctx.save_for_backward(*(one for part in saved for one in part))
+        ctx.save_for_backward(*[one.detach() if one._is_view() else one for part in saved for one in part])
         ctx.mark_non_differentiable(*(results[number] for number in calls.constant))
         ctx.set_materialize_grads(False)
         return tuple(results)
@@ -143,9 +160,8 @@ class _Run(torch.autograd.Function):
         if given and isinstance(given[0], list):
             given[0].clear()
         del given
-        flat, saved = iter(ctx.saved_tensors), list[list[torch.Tensor]]()
-        for count in ctx.counts:
-            saved.append([next(flat) for _ in range(count)])
+        flat = iter(ctx.saved_tensors)
+        saved = [[*itertools.islice(flat, count)] for count in ctx.counts]
         del flat
         ctx.maybe_clear_saved_tensors()
         calls.calls[0].part.check_backward()
