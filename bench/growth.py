@@ -110,7 +110,7 @@ PROGRAMS = {
     "rnn": Program(_steps(False), 10, 200, 1.3),
     "rnn_training": Program(_steps(True), 10, 200, 1.3),
     "blocks": Program(_blocks(False), 2, 48, 1.3),
-    "shared_blocks": Program(_blocks(False), 2, 48, 1.3, {"layer_sharing": True}),
+    "shared_blocks": Program(_blocks(False), 2, 48, 1.3, {"layer_sharing": "on"}),
     "nested_blocks": Program(_blocks(True), 2, 48, 1.3),
 }
 

@@ -63,7 +63,7 @@ def run_child(size: str, training: bool, steps: int, profile: bool) -> dict[str,
     """Measured inside a fresh process."""
     torch.set_num_threads(1)
     contenders: dict[str, Step] = {}
-    for name, sharing in (("one by one", False), ("shared", True)):
+    for name, sharing in (("one by one", "off"), ("shared", "on")):
         torch._dynamo.reset()
         contenders[name] = steps_of(size, sharing, training)
         contenders[name]()
