@@ -134,9 +134,12 @@ def _owner(value: torch.Tensor) -> torch.Tensor:
     return torch.ops.aten._unsafe_view(value, value.shape) if value._is_view() else value  # type: ignore[no-any-return]
 
 
-class _Run(torch.autograd.Function):
-    boxed_grads_call = True  # since torch 2.13: gradients come as one list, and can be let go
+def _is_batch(one: torch.Tensor | None) -> bool:
+    """Whether a tangent is one of `is_grads_batched`, which compiled code would read as if it were not."""
+    return one is not None and torch._C._functorch.is_legacy_batchedtensor(one)
 
+
+class _Run(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, calls: Calls, *args: Any) -> Any:
         saved = list[Sequence[torch.Tensor]]()
@@ -150,24 +153,20 @@ class _Run(torch.autograd.Function):
     @staticmethod
     @torch._dynamo.disable
     def backward(ctx: Any, *given: Any) -> Any:
-        if torch._C._functorch.peek_interpreter_stack() is not None:
+        calls: Calls = ctx.calls
+        if torch._C._functorch.peek_interpreter_stack() is not None or any(map(_is_batch, given)):
             raise RuntimeError(
                 "It looks like you're trying to call a compiled backward function within vmap/grad/vjp, which isn't supported. "
                 "Try wrapping vmap inside torch.compile, or skip compiling the backward function."
             )
-        calls: Calls = ctx.calls
-        gradients = [*given[0]] if given and isinstance(given[0], list) else [*given]
-        if given and isinstance(given[0], list):
-            given[0].clear()
-        del given
         flat = iter(ctx.saved_tensors)
         saved = [[*itertools.islice(flat, count)] for count in ctx.counts]
         del flat
         ctx.maybe_clear_saved_tensors()
         calls.calls[0].part.check_backward()
         if torch.is_grad_enabled():
-            return _Second.apply(calls, saved, torch.empty(0, requires_grad=True), *gradients)  # type: ignore[no-untyped-call]
-        return (None, *calls.backward(saved, gradients))
+            return _Second.apply(calls, saved, torch.empty(0, requires_grad=True), *given)  # type: ignore[no-untyped-call]
+        return (None, *calls.backward(saved, given))
 
 
 class _Second(torch.autograd.Function):
