@@ -37,7 +37,7 @@ LEAST_CALLS = 8
 LEAST_LAYERS = 6
 # Floating-point operations of a layer's forward on each thread, for inference and for training, from which on a call of it is
 # less than two hundredths of its time (docs/decisions/0037-shared-layers.md).
-LEAST_WORK = (32 << 20, 128 << 20)
+LEAST_WORK = (32 << 20, 256 << 20)
 # So many kinds of blocks are looked at.
 KINDS = 16
 
