@@ -59,7 +59,7 @@ class Part:
             made: Sequence[Any] = self.node._backward_impl(_NothingSaved, given)
             return made
         # what keeps Dynamo away is needed around all calls, not around each
-        return getattr(compiled, "_torchdynamo_orig_callable", compiled)(given)  # type: ignore[no-any-return]
+        return getattr(compiled, "_torchdynamo_orig_callable", compiled)(given)
 
     def settled(self, tangent: torch.Tensor, number: int) -> torch.Tensor:
         """A tangent as backward was traced for it."""
@@ -119,9 +119,9 @@ def noted_parts() -> Iterator[list[Part]]:
         return wrap(self, compiled_fn, aot_config, runtime_metadata=runtime_metadata)
 
     token = _found.set(parts)
-    RuntimeWrapper.post_compile = noting  # type: ignore[method-assign]
+    RuntimeWrapper.post_compile = noting
     try:
         yield parts
     finally:
-        RuntimeWrapper.post_compile = wrap  # type: ignore[method-assign]
+        RuntimeWrapper.post_compile = wrap
         _found.reset(token)

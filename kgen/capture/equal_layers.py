@@ -86,7 +86,9 @@ def share_large_layers(gm: GraphModule, layouts: bool = False) -> list[Verdict]:
 
 def _is_trained(gm: GraphModule) -> bool:
     (output,) = gm.graph.find_nodes(op="output")
-    return any(isinstance(one.meta.get("example_value"), torch.Tensor) and wants_gradient(one) for one in output.all_input_nodes)
+    return any(
+        isinstance(one.meta.get("example_value"), torch.Tensor) and wants_gradient(one) for one in output.all_input_nodes
+    )
 
 
 def _unprofitable(blocks: Blocks, detail: str) -> Verdict:

@@ -74,7 +74,7 @@ class Calls:
         """What is at the slots `made`."""
         if self.has_gradients:
             with torch.enable_grad():
-                made: Sequence[torch.Tensor] = _Run.apply(self, *args)  # type: ignore[no-untyped-call]
+                made: Sequence[torch.Tensor] = _Run.apply(self, *args)
                 return made
         if not torch.is_grad_enabled():
             return self.forward(args, None)
@@ -110,10 +110,10 @@ class Calls:
         with torch._C._DisableAutocast():
             for call, slots in zip(reversed(self.calls), reversed(self._gradients), strict=True):
                 kept, has_tangents = saved.pop(), False
-                for number, one in enumerate(call.tangents):
-                    tangent, found[one.slot] = found[one.slot], None
+                for number, result in enumerate(call.tangents):
+                    tangent, found[result.slot] = found[result.slot], None
                     has_tangents |= tangent is not None
-                    kept.append(call.part.settled(one.zeros() if tangent is None else tangent, number))
+                    kept.append(call.part.settled(result.zeros() if tangent is None else tangent, number))
                     del tangent
                 if has_tangents:
                     made = call.part.backward(kept)
@@ -131,7 +131,7 @@ class Calls:
 
 def _owner(value: torch.Tensor) -> torch.Tensor:
     """A result that autograd takes for no view: nobody else has its memory."""
-    return torch.ops.aten._unsafe_view(value, value.shape) if value._is_view() else value  # type: ignore[no-any-return]
+    return torch.ops.aten._unsafe_view(value, value.shape) if value._is_view() else value
 
 
 def _is_batch(one: torch.Tensor | None) -> bool:
@@ -151,7 +151,7 @@ class _Run(torch.autograd.Function):
         return tuple(results)
 
     @staticmethod
-    @torch._dynamo.disable
+    @torch._dynamo.disable  # type: ignore[untyped-decorator]
     def backward(ctx: Any, *given: Any) -> Any:
         calls: Calls = ctx.calls
         if torch._C._functorch.peek_interpreter_stack() is not None or any(map(_is_batch, given)):
@@ -165,7 +165,7 @@ class _Run(torch.autograd.Function):
         ctx.maybe_clear_saved_tensors()
         calls.calls[0].part.check_backward()
         if torch.is_grad_enabled():
-            return _Second.apply(calls, saved, torch.empty(0, requires_grad=True), *given)  # type: ignore[no-untyped-call]
+            return _Second.apply(calls, saved, torch.empty(0, requires_grad=True), *given)
         return (None, *calls.backward(saved, given))
 
 
@@ -173,9 +173,9 @@ class _Second(torch.autograd.Function):
     """What says that there are no second gradients, to who asks for some."""
 
     @staticmethod
-    def forward(ctx: Any, calls: Calls, saved: list[list[torch.Tensor]], _: Any, *given: Any) -> Any:  # noqa: ARG004
+    def forward(ctx: Any, calls: Calls, saved: list[list[torch.Tensor]], _: Any, *given: Any) -> Any:
         return (None, *calls.backward(saved, given))
 
     @staticmethod
-    def backward(ctx: Any, *given: Any) -> Any:  # noqa: ARG004
+    def backward(ctx: Any, *given: Any) -> Any:
         raise RuntimeError("torch.compile with aot_autograd does not currently support double backward")

@@ -244,7 +244,9 @@ def _call_of(step: _Step, values: Sequence[torch.Tensor]) -> Call | None:
     slots = [step.outputs[number] for number in part.tangents] if part.node is not None else []
     if None in slots:
         return None  # a gradient that nothing says the sizes of
-    tangents = (Tangent(slot, values[slot].shape, values[slot].dtype, values[slot].device) for slot in slots if slot is not None)
+    tangents = (
+        Tangent(slot, values[slot].shape, values[slot].dtype, values[slot].device) for slot in slots if slot is not None
+    )
     outputs = tuple((slot, number) for number, slot in enumerate(step.outputs) if slot is not None)
     return Call(part, step.inputs, outputs, len(step.outputs), step.dead, tuple(tangents))
 
