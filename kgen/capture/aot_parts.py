@@ -114,7 +114,8 @@ def noted_parts() -> Iterator[list[Part]]:
     def noting(self: Any, compiled_fn: Any, aot_config: Any, *, runtime_metadata: Any) -> Any:
         found = _found.get()
         if found is not None:
-            node = compiled_fn.__self__ if self.trace_joint else None
+            owner = getattr(compiled_fn, "__self__", None)  # of the method `apply`
+            node: Any = owner if isinstance(owner, type) and issubclass(owner, torch.autograd.Function) else None
             found.append(Part(node.compiled_fw if node else compiled_fn, node, runtime_metadata, self.disable_amp))
         return wrap(self, compiled_fn, aot_config, runtime_metadata=runtime_metadata)
 

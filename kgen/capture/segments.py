@@ -211,9 +211,9 @@ class Segmented:
         kept = {leaf.at for leaf in pytree.tree_leaves(self._result) if isinstance(leaf, _Slot)}
         self._steps = _steps(segments, slots, kept, compiled)
         self._made = [slot for slot in range(self._inputs, self._size) if slot in kept]
-        self._calls = self._joined(segments, [example(node) for node in nodes])
+        self._calls = self._calls_of_all(segments, [example(node) for node in nodes])
 
-    def _joined(self, segments: Sequence[Segment], values: Sequence[torch.Tensor]) -> Calls | None:
+    def _calls_of_all(self, segments: Sequence[Segment], values: Sequence[torch.Tensor]) -> Calls | None:
         """All steps as one; None where AOTAutograd does more around one of them than calling it."""
         calls = [_call_of(step, values) for step in self._steps]
         if None in calls or not segments or _has_hooks():

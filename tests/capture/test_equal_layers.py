@@ -468,8 +468,8 @@ def explained(f: Callable[..., Any], args: Sequence[Tensor], **options: Any) -> 
     counters.reset()
     with kgen.config.override(strict=True, **options):
         found = kgen.explain(f, *args, print_report=False).verdicts
-    said = (one for one in found if one.reason in (Reason.EQUAL_LAYERS, Reason.SMALL_LAYERS, Reason.LAYERS_DIFFER))
-    return list({(one.reason, one.detail): one for one in said}.values())  # forward and backward say the same
+    notes = (one for one in found if one.reason in (Reason.EQUAL_LAYERS, Reason.SMALL_LAYERS, Reason.LAYERS_DIFFER))
+    return list({(one.reason, one.detail): one for one in notes}.values())  # forward and backward say the same
 
 
 @pytest.fixture
