@@ -21,8 +21,8 @@ from torch.utils import _pytree as pytree
 from kgen.capture import torch_adapter
 from kgen.capture.batching import changes_gradients, changes_more, too_dynamic
 from kgen.capture.equal_blocks import Blocks, bytes_of, candidates, kind_of
-from kgen.capture.gradient_paths import are_together, differentiated, wants_gradient
-from kgen.capture.regions import Refused, example
+from kgen.capture.gradient_paths import are_together, differentiated
+from kgen.capture.regions import Refused, example, tensors_of
 from kgen.capture.repeats import LEAST
 from kgen.capture.segments import segments_of
 from kgen.capture.torch_adapter import WRITES_NOTHING, Snapshot
@@ -86,9 +86,7 @@ def share_large_layers(gm: GraphModule, layouts: bool = False) -> list[Verdict]:
 
 def _is_trained(gm: GraphModule) -> bool:
     (output,) = gm.graph.find_nodes(op="output")
-    return any(
-        isinstance(one.meta.get("example_value"), torch.Tensor) and wants_gradient(one) for one in output.all_input_nodes
-    )
+    return any(one.requires_grad for node in output.all_input_nodes for one in tensors_of(node.meta.get("example_value")))
 
 
 def _unprofitable(blocks: Blocks, detail: str) -> Verdict:
