@@ -43,7 +43,7 @@ def run_child(layers: int, sharing: bool, steps: int) -> Row:
 
     def timed(gm: torch.fx.GraphModule, inputs: Sequence[Any]) -> Callable[..., Any]:
         started = cpu_seconds()
-        made = backend.kgen_backend(gm, inputs, options={"layer_sharing": sharing})
+        made = backend.kgen_backend(gm, inputs, options={"layer_sharing": "on" if sharing else "off"})
         spent.append(cpu_seconds() - started)
         return made
 

@@ -91,11 +91,11 @@ def _steps(trains: bool) -> Callable[[int, Callable[..., Any]], Call]:
     return make
 
 
-def _blocks(nested: bool) -> Callable[[int, Callable[..., Any]], Call]:
+def _blocks(nested: bool, width: int = 128, sequence: int = 64) -> Callable[[int, Callable[..., Any]], Call]:
     def make(count: int, compiler: Callable[..., Any]) -> Call:
         from examples.gpt import GPT, TINY, Block, random_batch
 
-        shape = replace(TINY, blocks=count, width=128, sequence=64)
+        shape = replace(TINY, blocks=count, width=width, sequence=sequence)
         model, batch = GPT(shape), random_batch(shape, "cpu")
         if nested:
             Block.forward = torch.compiler.nested_compile_region(Block.forward)  # type: ignore[method-assign]
@@ -110,7 +110,8 @@ PROGRAMS = {
     "rnn": Program(_steps(False), 10, 200, 1.3),
     "rnn_training": Program(_steps(True), 10, 200, 1.3),
     "blocks": Program(_blocks(False), 2, 48, 1.3),
-    "shared_blocks": Program(_blocks(False), 2, 48, 1.3, {"layer_sharing": True}),
+    "shared_blocks": Program(_blocks(False), 2, 48, 1.3, {"layer_sharing": "on"}),
+    "wide_blocks": Program(_blocks(False, 256, 128), 2, 48, 1.3),
     "nested_blocks": Program(_blocks(True), 2, 48, 1.3),
 }
 

@@ -72,6 +72,8 @@ STAGES_LOG = logging.getLogger("kgen.stages")
 LEAST_REPEATED = 5
 # A graph of fewer nodes compiles fast enough as it is: nobody looks for loops with carried values.
 LEAST_ROLLED = 256
+# Nor, in one of fewer, for equal layers.
+LEAST_SHARED = 48
 
 
 # ---- the stages: each takes what the one before it made -----------------------------------------------------------------
@@ -130,11 +132,15 @@ def _hoisted(gm: GraphModule, config: Config) -> list[Verdict]:
 
 def _shared(gm: GraphModule, config: Config) -> list[Verdict]:
     """Only whole graphs are recorded as CUDA graphs, or frozen: layers stay in them."""
-    if not config.layer_sharing or config.cudagraphs or config.freezing:
+    always = config.layer_sharing == "on"
+    if config.layer_sharing == "off" or config.cudagraphs or config.freezing:
         return []
-    from kgen.capture.equal_layers import share_layers  # noqa: PLC0415  only where it is asked for
+    if not always and (len(gm.graph.nodes) < LEAST_SHARED or DEMANDS.get()):
+        return []  # a demand may be about a kernel that reaches from one layer into the next
+    from kgen.capture import equal_layers  # noqa: PLC0415  not for small graphs
 
-    return share_layers(gm, layouts=config.layouts != "off")
+    share = equal_layers.share_layers if always else equal_layers.share_large_layers
+    return share(gm, layouts=config.layouts != "off")
 
 
 def compile_bodies(gm: GraphModule, info: GraphInfo, config: Config) -> GraphModule:

@@ -28,10 +28,11 @@ Layouts = Literal["auto", "off"]
 TopK = Literal["auto", "kernels", "library"]
 Chunks = Literal["auto", "on", "off"]
 Rolling = Literal["auto", "on", "off"]
+Sharing = Literal["auto", "on", "off"]
 Tuning = Literal["before", "background"]
 MODES, NUMERICS, ISAS = get_args(Mode), get_args(Numerics), get_args(Isa)
 RECOMPUTE, LAYOUTS, TOP_K, CHUNKS = get_args(Recompute), get_args(Layouts), get_args(TopK), get_args(Chunks)
-ROLLING = get_args(Rolling)
+ROLLING, SHARING = get_args(Rolling), get_args(Sharing)
 TUNING = get_args(Tuning)
 
 
@@ -51,7 +52,7 @@ class Options(TypedDict, total=False):
     horizontal_fusion: bool
     loop_batching: bool
     loop_rolling: Rolling
-    layer_sharing: bool
+    layer_sharing: Sharing
     measurements: bool
     early_launch: bool
     recompute_scores: Recompute
@@ -99,8 +100,9 @@ class Config:
     that is compiled once (docs/loops.md): `auto` for those that would take long to compile; `on` for all of three iterations
     and more, which then run with a call an iteration.
 
-    `layer_sharing` compiles equal layers once, as calls of one body (docs/loops.md): a deep model compiles sooner, but no
-    kernel reaches from one layer into the next, and another process finds kernels on disk, but not the whole graph.
+    `layer_sharing` says whether equal layers are compiled once, as calls of one body (docs/loops.md): a deep model compiles
+    sooner, but no kernel reaches from one layer into the next. `auto` does so on CPUs, for layers of so many floating-point
+    operations that a step takes no longer; `on` for all of three layers and more.
 
     `recompute_scores` says whether backward graphs compute the weights of a softmax between two contractions again, from scores
     and one number of each row, instead of reading them from memory: `auto` where templates do so in one kernel.
@@ -149,7 +151,7 @@ class Config:
     horizontal_fusion: bool = True
     loop_batching: bool = True
     loop_rolling: str = "auto"
-    layer_sharing: bool = False
+    layer_sharing: str = "auto"
     measurements: bool = True
     early_launch: bool = True
     recompute_scores: str = "auto"
@@ -207,6 +209,7 @@ _CHOICES: dict[str, tuple[str, ...]] = {
     "top_k": TOP_K,
     "chunked_logits": CHUNKS,
     "loop_rolling": ROLLING,
+    "layer_sharing": SHARING,
     "tuning": TUNING,
 }
 VARIABLES = {

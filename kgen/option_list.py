@@ -23,7 +23,7 @@ _TEXTS = {
     "horizontal_fusion": "kernels that need nothing of each other may share a launch",
     "loop_batching": "iterations of an unrolled loop become one batched operator",
     "loop_rolling": "an unrolled loop whose iterations need each other's results is a loop again, with one body",
-    "layer_sharing": "equal layers of a model are compiled once, as calls of one body",
+    "layer_sharing": "equal layers of a model are compiled once, as calls of one body; by `auto` where steps take no longer",
     "measurements": "tuning files are read",
     "early_launch": "a GPU's kernel may be launched before the one in front of it has ended",
     "recompute_scores": "backward graphs compute a softmax again instead of reading it",

@@ -154,6 +154,7 @@ class Reason(Enum):
     SHORT_LOOP = "the loop compiles fast enough unrolled, and runs without a call an iteration"
     EQUAL_LAYERS = "the blocks are one function of different tensors"
     LAYERS_DIFFER = "the blocks cannot be calls of one function"
+    SMALL_LAYERS = "calls of one function would take longer than the blocks by themselves"
     MUTATED_INPUT = "it writes an input that may have another address at the next call"
 
 
@@ -234,6 +235,7 @@ CHANGES: dict[Reason, str] = {
     Reason.COPIES_DEAR: "give the model and its inputs memory_format=torch.channels_last, or set options={'freezing': True}",
     Reason.EAGER_STRIDES: "give the model and its inputs memory_format=torch.channels_last",
     Reason.LAYERS_DIFFER: "give the layers the same constants, sizes and strides; write and draw outside of them",
+    Reason.SMALL_LAYERS: "set options={'layer_sharing': 'on'}, for a shorter compilation",
     Reason.SHORT_LOOP: "set options={'loop_rolling': 'on'}",
     Reason.UNROLLED: "give iterations the same operators and sizes; write, draw and count outside of the loop",
     Reason.ITERATIONS: "index tensors by the number of the iteration alone, and write what no other iteration needs",

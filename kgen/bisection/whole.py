@@ -26,7 +26,7 @@ Options = Mapping[str, Any]
 _PASSES: tuple[tuple[Options, str, str], ...] = (
     ({"loop_batching": False}, "rewrite", "where unrolled loops are not made batches"),
     ({"loop_rolling": "off"}, "rewrite", "where unrolled loops stay unrolled"),
-    ({"layer_sharing": False}, "rewrite", "where equal layers are compiled one by one"),
+    ({"layer_sharing": "off"}, "rewrite", "where equal layers are compiled one by one"),
     ({"recompute_scores": "off"}, "capture", "where backward reads the softmax of the forward graph"),
     ({"chunked_logits": "off"}, "capture", "where gradients of logits are made at once"),
     ({"layouts": "off"}, "capture", "where tensors keep their layouts"),

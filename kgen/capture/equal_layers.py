@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import itertools
 import operator
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import torch
@@ -18,42 +18,84 @@ from torch._higher_order_ops.invoke_subgraph import invoke_subgraph
 from torch.fx import GraphModule, Node
 from torch.utils import _pytree as pytree
 
+from kgen.capture import torch_adapter
 from kgen.capture.batching import changes_gradients, changes_more, too_dynamic
 from kgen.capture.equal_blocks import Blocks, bytes_of, candidates, kind_of
 from kgen.capture.gradient_paths import are_together, differentiated
-from kgen.capture.regions import Refused, example
+from kgen.capture.regions import Refused, example, tensors_of
 from kgen.capture.repeats import LEAST
-from kgen.capture.torch_adapter import WRITES_NOTHING
+from kgen.capture.segments import segments_of
+from kgen.capture.torch_adapter import WRITES_NOTHING, Snapshot
 from kgen.capture.trial import storage_of, tried
 from kgen.verdict import Outcome, Reason, Verdict
 
-__all__ = ["share_layers"]
+__all__ = ["share_large_layers", "share_layers"]
 
 # A block of fewer calls is no layer: calling it would take as long as it runs.
 LEAST_CALLS = 8
+# Fewer layers compile fast enough one by one.
+LEAST_LAYERS = 6
+# Floating-point operations of a layer's forward on each thread, for inference and for training, from which on a call of it is
+# less than two hundredths of its time (docs/decisions/0039-layers-shared-by-default.md).
+LEAST_WORK = (32 << 20, 256 << 20)
 # So many kinds of blocks are looked at.
 KINDS = 16
 
 
-def share_layers(gm: GraphModule, layouts: bool = False) -> list[Verdict]:
-    """Makes equal blocks calls of one, in place. With `layouts`, blocks with convolutions stay: what is around them chooses."""
+def share_layers(gm: GraphModule, layouts: bool = False, least: int = 0) -> list[Verdict]:
+    """Makes equal blocks calls of one, in place. With `layouts`, blocks with convolutions stay: what is around them chooses.
+    Blocks of fewer than `least` floating-point operations stay, too."""
     verdicts, refused = list[Verdict](), set[Node]()
     if too_dynamic(gm) or any(map(changes_gradients, gm.graph.nodes)):
         return verdicts
     for _ in range(KINDS):
-        blocks = next((one for one in candidates(gm.graph, LEAST_CALLS) if refused.isdisjoint(one.calls[0])), None)
+        blocks = next(_blocks_of(gm, refused), None)
         if blocks is None:
             break
         try:
-            verdicts.append(_share(gm, blocks, layouts))
+            verdicts.append(_share(gm, blocks, layouts, least))
         except Refused as cause:
             refused.update(itertools.chain(*blocks.calls))
             verdicts.append(_refusal(blocks, str(cause)))
+        except _Small as cause:
+            refused.update(itertools.chain(*blocks.calls))
+            verdicts.append(_unprofitable(blocks, str(cause)))
     verdicts += _nearly_equal(gm, refused)
     if any(one.outcome is Outcome.SHARED for one in verdicts):
         gm.graph.lint()
         gm.recompile()
     return verdicts
+
+
+def share_large_layers(gm: GraphModule, layouts: bool = False) -> list[Verdict]:
+    """Makes equal blocks calls of one where each works so long that a call of it is nothing, and all calls can be made without
+    wrappers around them; otherwise leaves the graph as it was. The note on layers that differ is for who has asked."""
+    blocks = next(_blocks_of(gm, set()), None)
+    if blocks is None or len(blocks.calls) < LEAST_LAYERS:
+        return []
+    if torch_adapter.uses_cuda(gm):
+        return [_unprofitable(blocks, "on a GPU, what a call costs was not measured")]
+    least = LEAST_WORK[_is_trained(gm)] * torch.get_num_threads()
+    before, verdicts = Snapshot(gm), share_layers(gm, layouts, least)
+    if any(one.outcome is Outcome.SHARED for one in verdicts) and not segments_of(gm):
+        gm.graph = before.restored()
+        gm.recompile()
+        return [_unprofitable(blocks, "calls would be nodes of one graph, which compiles no sooner")]
+    return [one for one in verdicts if one.outcome is not Outcome.ILLEGAL]
+
+
+def _is_trained(gm: GraphModule) -> bool:
+    (output,) = gm.graph.find_nodes(op="output")
+    return any(one.requires_grad for node in output.all_input_nodes for one in tensors_of(node.meta.get("example_value")))
+
+
+def _unprofitable(blocks: Blocks, detail: str) -> Verdict:
+    return Verdict(*_names(blocks), Outcome.UNPROFITABLE, Reason.SMALL_LAYERS, detail=detail)
+
+
+def _blocks_of(gm: GraphModule, refused: set[Node]) -> Iterator[Blocks]:
+    if not too_dynamic(gm) and not any(map(changes_gradients, gm.graph.nodes)):
+        yield from (one for one in candidates(gm.graph, LEAST_CALLS) if refused.isdisjoint(one.calls[0]))
 
 
 def _names(blocks: Blocks) -> tuple[str, str]:
@@ -78,11 +120,17 @@ def _constants(node: Node) -> str:
     return repr([one for one in pytree.tree_leaves((node.args, node.kwargs)) if not isinstance(one, Node)])
 
 
-def _share(gm: GraphModule, blocks: Blocks, layouts: bool) -> Verdict:
-    """Raises Refused, and leaves the graph as it was."""
+class _Small(Exception):
+    """Why layers are too small to be called."""
+
+
+def _share(gm: GraphModule, blocks: Blocks, layouts: bool, least: int) -> Verdict:
+    """Raises Refused or _Small, and leaves the graph as it was."""
     blocks = _with_gradients(blocks, differentiated(gm))
     names, body = _names(blocks), blocks.body()
-    _Proof(blocks, body, layouts).check()
+    work = _Proof(blocks, body, layouts).check()
+    if work < least:
+        raise _Small(f"{len(blocks.calls)} layers of {work:,} floating-point operations each; {least:,} are worth a call")
     carried = sum(bytes_of(example(blocks.calls[0][position])) for position in blocks.results)
     _Calls(gm, blocks, body).write()
     detail = (
@@ -111,8 +159,8 @@ class _Proof:
         self.blocks, self.body, self.layouts = blocks, body, layouts
         self.given = [example(column[0]) for column in blocks.operands]
 
-    def check(self) -> None:
-        """Raises Refused."""
+    def check(self) -> int:
+        """Raises Refused. Floating-point operations of the body."""
         for node in itertools.chain(*self.blocks.calls):
             example(node)
             if changes_more(node):
@@ -122,7 +170,9 @@ class _Proof:
         if not all(isinstance(one, torch.Tensor) for one in self.given):
             raise Refused("an operand is no tensor")
         self._check_operands()
-        self._check_memory(tried(self.body, self.given, self.layouts)[0])
+        results, trial = tried(self.body, self.given, self.layouts)
+        self._check_memory(results)
+        return trial.work
 
     def _check_operands(self) -> None:
         """Operands are different tensors: a body that is traced with one tensor for two of them would read only one."""

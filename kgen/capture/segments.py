@@ -17,15 +17,18 @@ from dataclasses import dataclass
 from typing import Any, cast
 
 import torch
+from torch._dynamo import compiled_autograd
 from torch._higher_order_ops.invoke_subgraph import invoke_subgraph
 from torch.fx import Graph, GraphModule, Node
 from torch.fx.node import map_arg
 from torch.utils import _pytree as pytree
 
+from kgen.capture.aot_parts import Part, noted_parts
 from kgen.capture.batching import changes_gradients, changes_more, too_dynamic
 from kgen.capture.equal_blocks import kind_of
 from kgen.capture.gradient_paths import are_together, differentiated, wants_gradient
 from kgen.capture.regions import Refused, example
+from kgen.capture.segment_calls import Call, Calls, Tangent
 from kgen.capture.torch_adapter import own_fake_mode
 from kgen.capture.trial import storage_of, tried
 
@@ -182,9 +185,10 @@ class _Slot:
 
 @dataclass(frozen=True, slots=True)
 class _Step:
-    """A call. What is at the slots `dead` is not needed behind it."""
+    """A call. What is at the slots `dead` is not needed behind it. `part` is what it comes to, if it is nothing more."""
 
     run: Compiled
+    part: Part | None
     inputs: tuple[int, ...]
     outputs: tuple[int | None, ...]
     dead: tuple[int, ...]
@@ -195,6 +199,7 @@ class Segmented:
 
     def __init__(self, gm: GraphModule, segments: Sequence[Segment], compiled: Compile) -> None:
         """Compiles the segments, calls of one function once."""
+        self._inputs = len(gm.graph.find_nodes(op="placeholder"))
         nodes = [
             *gm.graph.find_nodes(op="placeholder"),
             *(node for one in segments for node in one.outputs if node is not None),
@@ -205,12 +210,45 @@ class Segmented:
         self._result: Any = map_arg(output.args[0], lambda node: cast(Any, _Slot(slots[node])))
         kept = {leaf.at for leaf in pytree.tree_leaves(self._result) if isinstance(leaf, _Slot)}
         self._steps = _steps(segments, slots, kept, compiled)
+        self._made = [slot for slot in range(self._inputs, self._size) if slot in kept]
+        self._calls = self._calls_of_all(segments, [example(node) for node in nodes])
+
+    def _calls_of_all(self, segments: Sequence[Segment], values: Sequence[torch.Tensor]) -> Calls | None:
+        """All steps as one; None where AOTAutograd does more around one of them than calling it."""
+        calls = [_call_of(step, values) for step in self._steps]
+        if None in calls or not segments or _has_hooks():
+            return None
+        constant = [number for number, slot in enumerate(self._made) if not values[slot].requires_grad]
+        return Calls(cast(list[Call], calls), self._size, self._inputs, self._made, constant)
 
     def __call__(self, *args: Any) -> Any:
         values: list[Any] = [*args, *[None] * (self._size - len(args))]
-        for step in self._steps:
-            _run(step, values)
+        if self._calls is not None and not compiled_autograd.compiled_autograd_enabled:
+            for slot, made in zip(self._made, self._calls(args), strict=True):
+                values[slot] = made
+        else:
+            for step in self._steps:
+                _run(step, values)
         return pytree.tree_map(lambda leaf: values[leaf.at] if isinstance(leaf, _Slot) else leaf, self._result)
+
+
+def _has_hooks() -> bool:
+    """Whether saved tensors go through hooks that AOTAutograd may have traced into its graphs."""
+    return torch._C._autograd._top_saved_tensors_default_hooks(True) is not None
+
+
+def _call_of(step: _Step, values: Sequence[torch.Tensor]) -> Call | None:
+    part = step.part
+    if part is None or not part.is_plain(len(step.inputs), len(step.outputs)):
+        return None
+    slots = [step.outputs[number] for number in part.tangents] if part.node is not None else []
+    if None in slots:
+        return None  # a gradient that nothing says the sizes of
+    tangents = (
+        Tangent(slot, values[slot].shape, values[slot].dtype, values[slot].device) for slot in slots if slot is not None
+    )
+    outputs = tuple((slot, number) for number, slot in enumerate(step.outputs) if slot is not None)
+    return Call(part, step.inputs, outputs, len(step.outputs), step.dead, tuple(tangents))
 
 
 def _run(step: _Step, values: list[Any]) -> None:
@@ -232,12 +270,14 @@ def _steps(segments: Sequence[Segment], slots: dict[Node, int], kept: set[int], 
     for slot, k in last.items():
         if slot not in kept:
             dead[k].append(slot)
-    made, steps = dict[Hashable, Compiled](), list[_Step]()
+    made, steps = dict[Hashable, tuple[Compiled, Part | None]](), list[_Step]()
     for one, (inputs, outputs), gone in zip(segments, calls, dead, strict=True):
         key = (one.module,) if one.key is None else one.key
         if key not in made:
-            made[key] = compiled(one.module, _examples(one))
-        steps.append(_Step(made[key], inputs, outputs, tuple(gone)))
+            with noted_parts() as parts:
+                run = compiled(one.module, _examples(one))
+            made[key] = run, parts[0] if len(parts) == 1 else None
+        steps.append(_Step(*made[key], inputs, outputs, tuple(gone)))
     return steps
 
 

@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch.fx import GraphModule, Interpreter
 from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils.flop_counter import flop_registry
 
 from kgen.capture.batching import RESHAPES_IN_PLACE
 from kgen.capture.regions import Refused, tensors_of
@@ -44,6 +45,7 @@ class Trial(TorchDispatchMode):
         self.given, self.layouts = given, layouts
         self.writes = False  # into memory of its own: what nothing reads may still be needed
         self.written = set[int]()  # all memory that was written into
+        self.work = 0  # floating-point operations of contractions
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         named = _arguments(func, args, kwargs or {})
@@ -52,7 +54,10 @@ class Trial(TorchDispatchMode):
             raise Refused(f"{func} draws random numbers")
         if self.layouts and func is aten.convolution.default:
             raise Refused(f"{func}: strides are chosen for what is around it, too")
-        return func(*args, **(kwargs or {}))
+        result = func(*args, **(kwargs or {}))
+        count = flop_registry.get(func.overloadpacket)
+        self.work += int(count(*args, **(kwargs or {}), out_val=result)) if count is not None else 0
+        return result
 
     def _is_own_view(self, func: Any, named: Mapping[str, Any]) -> bool:
         """Whether dimensions are moved, of a tensor that the body has made: elements stay where they are."""

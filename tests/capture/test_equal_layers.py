@@ -15,6 +15,7 @@ from torch.nn import functional as F
 
 import kgen
 from kgen.backend import kgen_backend
+from kgen.capture import equal_layers
 from kgen.capture.equal_layers import share_layers
 from kgen.counters import counters
 from kgen.verdict import Outcome, Reason, Verdict
@@ -430,7 +431,7 @@ def test_random_layers_are_shared() -> None:
 def compiled(f: Callable[..., Any], **options: Any) -> Callable[..., Any]:
     torch._dynamo.reset()
     counters.reset()
-    return torch.compile(f, backend="kgen", fullgraph=True, options={"layer_sharing": True, "strict": True, **options})
+    return torch.compile(f, backend="kgen", fullgraph=True, options={"layer_sharing": "on", "strict": True, **options})
 
 
 @pytest.mark.usefixtures("fresh_graphs")
@@ -444,15 +445,86 @@ def test_a_layer_is_compiled_once() -> None:
 
 def test_explain_says_what_is_shared() -> None:
     torch._dynamo.reset()
-    with kgen.config.override(layer_sharing=True):
+    with kgen.config.override(layer_sharing="on"):
         found = kgen.explain(chained(layer), *tensors(4, grad=False))
     (verdict,) = [one for one in found.verdicts if one.reason is Reason.EQUAL_LAYERS]
     assert verdict.outcome is Outcome.SHARED
     assert "4 calls of one body" in verdict.detail
 
 
-@pytest.mark.parametrize("options", [{"layer_sharing": False}, {"freezing": True}, {"mode": "reduce-overhead"}], ids=str)
+@pytest.mark.parametrize("options", [{"layer_sharing": "off"}, {"freezing": True}, {"mode": "reduce-overhead"}], ids=str)
 def test_whole_graphs_stay_whole(options: dict[str, Any]) -> None:
     with torch.no_grad():
         compiled(chained(layer), fallback=("all",), **options)(*tensors(4, grad=False))
     assert counters["extern.invoke_subgraph"] == 0
+
+
+# ---- by default --------------------------------------------------------------------------------------------------------
+
+
+def explained(f: Callable[..., Any], args: Sequence[Tensor], **options: Any) -> list[Verdict]:
+    """What is said of equal layers where nobody has asked for them."""
+    torch._dynamo.reset()
+    counters.reset()
+    with kgen.config.override(strict=True, **options):
+        found = kgen.explain(f, *args, print_report=False).verdicts
+    notes = (one for one in found if one.reason in (Reason.EQUAL_LAYERS, Reason.SMALL_LAYERS, Reason.LAYERS_DIFFER))
+    return list({(one.reason, one.detail): one for one in notes}.values())  # forward and backward say the same
+
+
+@pytest.fixture
+def any_size(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Layers of any size are worth a call."""
+    monkeypatch.setattr(equal_layers, "LEAST_WORK", (0, 0))
+
+
+@pytest.mark.parametrize("grad", [False, True])
+def test_small_layers_are_compiled_one_by_one(grad: bool) -> None:
+    (verdict,) = explained(chained(layer), tensors(7, grad=grad))
+    assert (verdict.outcome, verdict.reason) == (Outcome.UNPROFITABLE, Reason.SMALL_LAYERS)
+    assert "7 layers of 576 floating-point operations" in verdict.detail  # two matmuls of 4 x 6 by 6 x 6
+
+
+@pytest.mark.usefixtures("any_size", "fresh_graphs")
+def test_large_layers_are_shared() -> None:
+    args = tensors(7)
+    (verdict,) = explained(chained(layer), args)
+    assert verdict.outcome is Outcome.SHARED
+    torch._dynamo.reset()
+    run = torch.compile(chained(layer), backend="kgen", fullgraph=True, options={"strict": True})
+    torch.testing.assert_close(run(*args), chained(layer)(*args))
+    torch.testing.assert_close(_gradients(run(*args), args), _gradients(chained(layer)(*args), args))
+
+
+@pytest.mark.usefixtures("any_size")
+@pytest.mark.parametrize(("layers", "options"), [(5, {}), (7, {"layer_sharing": "off"}), (7, {"freezing": True})], ids=str)
+def test_nothing_is_said_where_nothing_can_be_shared(layers: int, options: dict[str, Any]) -> None:
+    with torch.no_grad():
+        assert not explained(chained(layer), tensors(layers, grad=False), **options)
+
+
+@pytest.mark.usefixtures("any_size")
+def test_a_graph_that_stays_whole_has_its_layers() -> None:
+    def f(x: Tensor, *weights: Tensor) -> Tensor:
+        weights[0].add_(1)
+        return chained(layer)(x, *weights[2:])
+
+    args = tensors(8, grad=False)
+    (verdict,) = explained(f, [one.clone() for one in args])
+    assert (verdict.reason, "nodes of one graph" in verdict.detail) == (Reason.SMALL_LAYERS, True)
+    assert counters["extern.invoke_subgraph"] == 0
+    torch._dynamo.reset()
+    mine, others = ([one.clone() for one in args] for _ in range(2))
+    got = torch.compile(f, backend="kgen", options={"strict": True})(*mine)
+    torch.testing.assert_close((got, mine), (f(*others), others))
+
+
+@pytest.mark.usefixtures("any_size")
+def test_layers_that_differ_are_no_news_to_who_has_not_asked() -> None:
+    assert not explained(chained(lambda x, w, v: F.dropout(layer(x, w, v), 0.5)), tensors(7))
+
+
+@pytest.mark.usefixtures("any_size")
+def test_demands_are_about_the_whole_graph() -> None:
+    with kgen.require_fused("aten.sin", "aten.cos"), torch.no_grad():
+        assert not explained(lambda x, *weights: chained(layer)(x, *weights).cos(), tensors(7, grad=False))
