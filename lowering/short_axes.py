@@ -1,4 +1,4 @@
-"""Values along an axis of few points that their readers read one by one: colours, words of a code, the two parts of a complex number.
+"""Values along an axis of few points that their readers read one by one: colours, words of a code, parts of complex numbers.
 
     before   y[i, c < 3] = f(x[i, c]);   z[i] = y[i, 0] + y[i, 1] * y[i, 2]
     after    y0[i] = f(x[i, 0]);  y1[i] = f(x[i, 1]);  y2[i] = f(x[i, 2]);   z[i] = y0[i] + y1[i] * y2[i]
@@ -108,7 +108,7 @@ class _Unrolling:
 
 
 def _kept(graph: ir.Graph) -> set[str]:
-    """What has to be one buffer: results, what calls and templates read, what is written again, and what others are views of."""
+    """What has to be one buffer: results, what calls and templates read, what is written again, and what has views."""
     found = {one.buffer for one in ir.tensor_args(list(graph.outputs))}
     for node in graph.nodes:
         if not isinstance(node, Reader):

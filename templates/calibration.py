@@ -59,15 +59,20 @@ def of_matrices(problem: Problem) -> str | None:
 
 
 def _turned_operand(problem: Problem) -> str | None:
-    """An operand that matrix units multiply out of shared memory, as they do from 64 rows on, and in TF32 only where its terms are
-    neighbours. Tiles with other neighbours took 3.8 to 5.9 times their estimates (H100, 2026-11-28, bench.untuned --list fourth:
-    gradients of linear layers)."""
+    """An operand that matrix units multiply out of shared memory, as they do from 64 rows on, and in TF32 only where its terms
+    are neighbours. Tiles with other neighbours took 3.8 to 5.9 times their estimates (H100, 2026-11-28, bench.untuned --list
+    fourth: gradients of linear layers)."""
     lowest = min(problem.template.knobs["BLOCK_M"].values) if "BLOCK_M" in problem.template.knobs else 0
     if not problem.tf32 or problem.device.arch // 10 != HOPPER or max(lowest, problem.size("m")) < OUT_OF_SHARED_MEMORY:
         return None
     for number, member in enumerate(problem.members):
         for name, one in member.items():
-            if one.load is not None and one.dtype is torch.float32 and "k" in one.axes and problem.stride(name, "k", number) != 1:
+            if (
+                one.load is not None
+                and one.dtype is torch.float32
+                and "k" in one.axes
+                and problem.stride(name, "k", number) != 1
+            ):
                 return name
     return None
 

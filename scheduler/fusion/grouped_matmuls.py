@@ -248,8 +248,8 @@ def _is_left_to_the_library(alone: Best) -> bool:
 
 
 def _is_unmeasured(problems: Sequence[Problem], others: bool) -> bool:
-    """Whether nobody has measured all of the problems, where `others` compute some of them as well, or where a template would make
-    others' problems with its own."""
+    """Whether nobody has measured all of the problems, where `others` compute some of them as well, or where a template would
+    make others' problems with its own."""
     several = len({problem.template.name for problem in problems}) > 1
     return (others or several) and any(problem.uncalibrated for problem in problems)
 

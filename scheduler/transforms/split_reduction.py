@@ -185,7 +185,9 @@ def _shares(kernel: Kernel, loop: Var, wanted: int) -> int | None:
     if exact is None:
         return None if counts else wanted
     most = (MORE_SHARES if counts else MORE_MASKED) * wanted
-    found = _divisor(exact, itertools.chain(range(wanted + 1, min(exact, most) + 1), range(wanted // 2, 1, -1) if counts else ()))
+    found = _divisor(
+        exact, itertools.chain(range(wanted + 1, min(exact, most) + 1), range(wanted // 2, 1, -1) if counts else ())
+    )
     return found if found is not None or counts else wanted
 
 

@@ -1,7 +1,7 @@
 """Spreads the scans of few long rows over the programs of a GPU: totals of shares first, then a scan of these, then the shares.
 
-Reduce, then scan (Merrill and Grimshaw, Parallel scan for stream architectures, 2009): every element is read twice, and no program
-waits for another one. The order of combination is fixed by the plan, so results repeat from run to run.
+Reduce, then scan (Merrill and Grimshaw, Parallel scan for stream architectures, 2009): every element is read twice, and no
+program waits for another one. The order of combination is fixed by the plan, so results repeat from run to run.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from kgen.ir import index as ix
 from kgen.ir import nodes as ir
 from kgen.ir import ops
 from kgen.ir import values as vs
-from kgen.ir.index import Atom, Expr, Sizes, Var
+from kgen.ir.index import Atom, Expr, Sizes
 from kgen.ir.plan import Kernel, Statement, Step
 from kgen.ir.values import Value
 from kgen.scheduler.analysis.memory import root

@@ -136,14 +136,15 @@ def epilogue_tile_bytes(problem: Problem, prefetch: bool) -> tuple[int, int]:
     sizes = [box.dtype.itemsize for box in written]
     return sum(box.dtype.itemsize for box in reads.values()), sum(sizes[1:] if same_layout else sizes)
 
+
 # Columns of the widest multiplication. Triton writes none of 256 columns for integers.
 WIDEST, WIDEST_OF_INTEGERS = 256, 128
 
 
 @dataclass(frozen=True, slots=True)
 class Facts:
-    """What the Jinja file is told of problems and configuration. One multiplication has `widest` columns at most. `sharing`
-    warp groups multiply each tile, `in_turn` have one each. Of each tile that an epilogue reads, memory has `epilogue_tiles_kept`. Of a step's multiplications, so many are
+    """What the Jinja file is told of problems and configuration. One multiplication has `widest` columns at most.
+    `sharing` warp groups multiply each tile, `in_turn` have one each. Of each tile that an epilogue reads, memory has `epilogue_tiles_kept`. Of a step's multiplications, so many are
     under way while those of the step before are waited for."""
 
     several: bool

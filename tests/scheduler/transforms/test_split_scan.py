@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 
 import pytest
 import torch
@@ -48,12 +48,12 @@ CASES: dict[str, tuple[Callable[..., object], list[Tensor]]] = {
 
 
 @pytest.fixture
-def totals(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[str]]:
+def totals(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """The kernels that were split."""
     found: list[str] = []
     run = split_scan._Split.run
     monkeypatch.setattr(split_scan._Split, "run", lambda self: found.append(self.kernel.name) or run(self))
-    yield found
+    return found
 
 
 @pytest.mark.interpret

@@ -59,7 +59,9 @@ CASES: dict[str, tuple[Callable[..., Tensor], list[Tensor], int]] = {
     # TMA stores whole units of 16 bytes: a slice that ends inside of one would lose what its neighbour wrote
     "slices": (lambda x, w, v: torch.cat([x @ w.t(), x @ v.t()], 1), [r(72, 40), r(64, 40), r(88, 40)], 4),
     "slices_that_end_inside_a_unit": (
-        lambda x, w, v: torch.cat([x @ w.t(), x @ v.t()], 1), [r(72, 40), r(61, 40), r(91, 40)], 4,
+        lambda x, w, v: torch.cat([x @ w.t(), x @ v.t()], 1),
+        [r(72, 40), r(61, 40), r(91, 40)],
+        4,
     ),
 }
 
