@@ -31,8 +31,6 @@ FEW_POSITIONS, MANY_FILTERS = 196, 500_000
 LONGEST_SUM = 16_384
 # Operations on float32 numbers below which a launch more takes longer than multiplying them at a tenth of the library's rate.
 SHORT_EXACT = 20_000_000
-# Rows of a tile from which a Hopper GPU's matrix units read both operands from shared memory.
-OUT_OF_SHARED_MEMORY = 64
 # The first digit of that compute capability, and bytes of such numbers.
 HOPPER, HALF = 9, 2
 
@@ -52,29 +50,7 @@ def of_matrices(problem: Problem) -> str | None:
         for name, one in member.items():
             if one.load is None and _has_gaps(problem, one):
                 return f"operand {name} is computed from numbers that do not lie side by side along the last axis of its tiles"
-    turned = _turned_operand(problem)
-    if turned is not None:
-        return f"operand {turned} has float32 numbers with no neighbours along k: Triton turns its tiles over in shared memory"
     return _unknown_window(problem, lambda one: _is_read_once(problem, one) or _has_few_channels(problem, one))
-
-
-def _turned_operand(problem: Problem) -> str | None:
-    """An operand that matrix units multiply out of shared memory, as they do from 64 rows on, and in TF32 only where its terms
-    are neighbours. Tiles with other neighbours took 3.8 to 5.9 times their estimates (H100, 2026-11-28, bench.untuned --list
-    fourth: gradients of linear layers)."""
-    lowest = min(problem.template.knobs["BLOCK_M"].values) if "BLOCK_M" in problem.template.knobs else 0
-    if not problem.tf32 or problem.device.arch // 10 != HOPPER or max(lowest, problem.size("m")) < OUT_OF_SHARED_MEMORY:
-        return None
-    for number, member in enumerate(problem.members):
-        for name, one in member.items():
-            if (
-                one.load is not None
-                and one.dtype is torch.float32
-                and "k" in one.axes
-                and problem.stride(name, "k", number) != 1
-            ):
-                return name
-    return None
 
 
 def of_matrices_on_cpus(problem: Problem) -> str | None:

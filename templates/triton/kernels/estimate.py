@@ -56,6 +56,9 @@ DOUBTFUL = 1.06
 FOLD_BESIDE, READ_BESIDE, NEXT = 1.15e-6, 50e-12, 0.35
 # Shared memory and registers of an SM, and bytes that the system takes from each program.
 SHARED, REGISTERS, RESERVED = 233_472, 65_536, 1024
+# Seconds of an SM for each element of an operand that is turned over in shared memory, and rows of a tile from which that happens
+# (H100, 2026-11-28, bench.untuned --list fourth: gradients of linear layers in TF32, where 4,096 elements took .7 to 6.5 us).
+TURNED, OUT_OF_SHARED_MEMORY, HOPPER = 1.5e-6 / 4096, 64, 9
 # Share of the peak rate that the main loop reaches with operands by TMA: of large tiles, of those that
 # are higher than wide, for which the units read more of shared memory, of others, and of those below 128 x 128.
 LARGE_RATE, TALL_RATE, SMALL_RATE, THIN_RATE = 0.93, 0.88, 0.89, 0.7
@@ -164,7 +167,7 @@ def seconds(problem: Problem, config: Config, shared: int, registers: int) -> fl
         busy = each * (mma + tile.bare + tile.epilogue + TURN) + tile.stores
     else:
         busy = each * (mma + tile.bare + tile.epilogue + tile.stores + START)
-    busy += _summing(problem, config, tiles)
+    busy += _summing(problem, config, tiles) + each * _turning(problem, config)
     arriving = _arriving(problem, config, min(tiles, device.compute_units * together) * in_flight)
     streaming = max(
         _streaming(problem, waves / together) * _in_runs(problem, config), arriving, _filling(problem, config, tiles)
@@ -173,6 +176,19 @@ def seconds(problem: Problem, config: Config, shared: int, registers: int) -> fl
     busy *= DOUBTFUL if any(one.load is None for one in problem.inputs.values()) else 1.0
     parting = PARTING if _has_parts(config) else 0.0
     return LAUNCH + parting + max(busy, streaming) + APART * min(busy, streaming) + START
+
+
+def _turning(problem: Problem, config: Config, operands: str = "AB") -> float:
+    """Seconds of a tile for operands that are turned over in shared memory, bank by bank: from 64 rows on, Hopper's matrix units
+    read them there, and float32 numbers only with neighbours along k."""
+    if not problem.tf32 or problem.device.arch // 10 != HOPPER or config.BLOCK_M < OUT_OF_SHARED_MEMORY:
+        return 0.0
+    sides = {"A": config.BLOCK_M, "B": config.BLOCK_N}
+    turned = (
+        sides[name] for number, member in enumerate(problem.members) for name, one in member.items()
+        if name in operands and one.load is not None and one.dtype is torch.float32 and problem.stride(name, "k", number) != 1
+    )  # fmt: skip
+    return math.ceil(problem.size("k") / config.BLOCK_K) * config.BLOCK_K * sum(turned) * TURNED
 
 
 def streamed(problem: Problem, config: Config) -> float:
@@ -214,7 +230,8 @@ def b_resident(problem: Problem, config: Config, shared: int, registers: int) ->
     folds = FOLD_BESIDE * sum(s.kind == "partial" for s in problem.epilogue) if problem.whole else 0.0
     reading = _reads(problem) * READ_BESIDE * config.BLOCK_M * config.BLOCK_N
     waiting = LATENCY * NEXT if config.TILES > 1 else 0.0  # the next tile is on its way
-    walk = config.TILES * (tile.mma + tile.work + reading + (folds + waiting) / together)
+    turning = _turning(problem, config, "A")  # the other one is turned over in the beginning
+    walk = config.TILES * (tile.mma + tile.work + turning + reading + (folds + waiting) / together)
     each = math.ceil(programs / device.compute_units)
     busy = each * (walk + (loading + START) / together)
     streaming = _streaming(problem, programs / device.compute_units / together)
