@@ -64,8 +64,8 @@ def split_scan(kernel: Kernel, graph: ir.Graph, sizes: Sizes, gpu: Gpu) -> Itera
 
 
 def may_split(kernel: Kernel) -> bool:
-    """Whether the kernel walks one loop, and all that it does there is scans, sums of what these do not make, and stores point by
-    point."""
+    """Whether the kernel walks one loop, and all that it does there is scans, sums of what these do not make, and stores
+    point by point."""
     inner = [s for s in kernel.statements if s.inner]
     scans = [s for s in inner if s.kind == "scan"]
     if kernel.sections != 1 or kernel.rows or kernel.contracts or len(kernel.inner) != 1 or not scans:
@@ -157,14 +157,12 @@ class _Split:
                 totals.append(self._moved(s))
                 if not all(s.stored):
                     last.append(replace(self._moved(s), stored=(False,) * len(s.outs)))
-        outer = (self.share, *kernel.outer)
+        shared = replace(kernel, outer=(self.share, *kernel.outer), inner=(self.step,))
         return (
-            replace(kernel, name=f"{kernel.name}_total", outer=outer, inner=(self.step,), statements=_used([*unstored, *totals])),
-            replace(
-                kernel, name=f"{kernel.name}_so_far", inner=(self.share,), statements=(*head, *joined, *after)
-            ),
-            replace(kernel, outer=outer, inner=(self.step,), statements=_used([*unstored, *last])),
-        )  # fmt: skip
+            replace(shared, name=f"{kernel.name}_total", statements=_used([*unstored, *totals])),
+            replace(kernel, name=f"{kernel.name}_so_far", inner=(self.share,), statements=(*head, *joined, *after)),
+            replace(shared, statements=_used([*unstored, *last])),
+        )
 
     def _moved(self, s: Statement) -> Statement:
         """The statement over a share. Past the end nothing is read or stored."""

@@ -56,8 +56,8 @@ DOUBTFUL = 1.06
 FOLD_BESIDE, READ_BESIDE, NEXT = 1.15e-6, 50e-12, 0.35
 # Shared memory and registers of an SM, and bytes that the system takes from each program.
 SHARED, REGISTERS, RESERVED = 233_472, 65_536, 1024
-# Seconds of an SM for each element of an operand that is turned over in shared memory, and rows of a tile from which that happens
-# (H100, 2026-11-28, bench.untuned --list fourth: gradients of linear layers in TF32, where 4,096 elements took .7 to 6.5 us).
+# Seconds of an SM for each element of an operand that is turned over in shared memory, and rows of a tile from which that
+# happens (H100, 2026-11-28, bench.untuned --list fourth: gradients of linear layers in TF32; 4,096 elements took .7 to 6.5 us).
 TURNED, OUT_OF_SHARED_MEMORY, HOPPER = 1.5e-6 / 4096, 64, 9
 # Share of the peak rate that the main loop reaches with operands by TMA: of large tiles, of those that
 # are higher than wide, for which the units read more of shared memory, of others, and of those below 128 x 128.
@@ -179,13 +179,13 @@ def seconds(problem: Problem, config: Config, shared: int, registers: int) -> fl
 
 
 def _turning(problem: Problem, config: Config, operands: str = "AB") -> float:
-    """Seconds of a tile for operands that are turned over in shared memory, bank by bank: from 64 rows on, Hopper's matrix units
-    read them there, and float32 numbers only with neighbours along k."""
+    """Seconds of a tile for operands that are turned over in shared memory, bank by bank: from 64 rows on, Hopper's matrix
+    units read them there, and float32 numbers only with neighbours along k."""
     if not problem.tf32 or problem.device.arch // 10 != HOPPER or config.BLOCK_M < OUT_OF_SHARED_MEMORY:
         return 0.0
-    sides = {"A": config.BLOCK_M, "B": config.BLOCK_N}
+    lengths = {"A": config.BLOCK_M, "B": config.BLOCK_N}
     turned = (
-        sides[name] for number, member in enumerate(problem.members) for name, one in member.items()
+        lengths[name] for number, member in enumerate(problem.members) for name, one in member.items()
         if name in operands and one.load is not None and one.dtype is torch.float32 and problem.stride(name, "k", number) != 1
     )  # fmt: skip
     return math.ceil(problem.size("k") / config.BLOCK_K) * config.BLOCK_K * sum(turned) * TURNED

@@ -143,9 +143,9 @@ WIDEST, WIDEST_OF_INTEGERS = 256, 128
 
 @dataclass(frozen=True, slots=True)
 class Facts:
-    """What the Jinja file is told of problems and configuration. One multiplication has `widest` columns at most.
-    `sharing` warp groups multiply each tile, `in_turn` have one each. Of each tile that an epilogue reads, memory has `epilogue_tiles_kept`. Of a step's multiplications, so many are
-    under way while those of the step before are waited for."""
+    """What the Jinja file is told of problems and configuration. One multiplication has `widest` columns at most. `sharing`
+    warp groups multiply each tile, `in_turn` have one each. Of each tile that an epilogue reads, memory has
+    `epilogue_tiles_kept`. Of a step's multiplications, so many are under way while those of the step before are waited for."""
 
     several: bool
     compute_units: int

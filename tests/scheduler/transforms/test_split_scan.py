@@ -22,7 +22,7 @@ def short(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def lovasz(errors: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
-    """Statistics of the whole row beside its scan, and a scan that reads them."""
+    """Statistics of a row beside its scan, and a scan that reads them."""
     e, order = torch.sort(errors, descending=True)
     g = labels[order].float()
     total = g.sum()
@@ -42,7 +42,7 @@ CASES: dict[str, tuple[Callable[..., object], list[Tensor]]] = {
     "two scans and a sum": (
         lambda x, y: ((x * y).cumsum(0), (x + y).cumsum(0), (x * y).sum()), [torch.randn(600), torch.randn(600)],
     ),
-    "sums and what reads them": (lovasz, [torch.rand(40000), torch.randint(0, 2, (40000,))]),
+    "sums and their reader": (lovasz, [torch.rand(40000), torch.randint(0, 2, (40000,))]),
     "positions of ones": (lambda x: ((x > 0).long().cumsum(0) - 1) * (x > 0), [torch.randn(600)]),
 }  # fmt: skip
 
