@@ -351,6 +351,8 @@ def _checked_value(name: str, value: Any) -> Any:
     if name == "mode" and value not in MODES:
         raise errors.UnknownMode(mode=value, near=option_names.near(str(value), MODES), valid=", ".join(MODES))
     if name in _CHOICES:
+        if isinstance(value, bool) and {"on", "off"} <= set(_CHOICES[name]):
+            value = "on" if value else "off"
         if value not in _CHOICES[name]:
             raise errors.BadOptionValue(option=name, value=value, expected="use one of: " + ", ".join(_CHOICES[name]))
         return value

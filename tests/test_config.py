@@ -58,6 +58,13 @@ def test_bad_values_are_refused_with_what_is_expected(option: str, value: object
         from_call(None, {option: value})
 
 
+def test_switches_with_more_values_take_booleans() -> None:
+    """`layer_sharing` had no other values."""
+    assert [config.from_call(None, {"layer_sharing": value}).layer_sharing for value in (True, False)] == ["on", "off"]
+    with pytest.raises(errors.BadOptionValue, match="top_k"):
+        config.from_call(None, {"top_k": True})
+
+
 def test_options_must_be_a_mapping() -> None:
     with pytest.raises(errors.BadOptionValue):
         from_call(None, ["fusion"])  # type: ignore[arg-type]

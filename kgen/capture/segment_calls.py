@@ -156,8 +156,8 @@ class _Run(torch.autograd.Function):
         calls: Calls = ctx.calls
         if torch._C._functorch.peek_interpreter_stack() is not None or any(map(_is_batch, given)):
             raise RuntimeError(
-                "It looks like you're trying to call a compiled backward function within vmap/grad/vjp, which isn't supported. "
-                "Try wrapping vmap inside torch.compile, or skip compiling the backward function."
+                "a compiled backward graph cannot be called inside of vmap, grad or vjp, nor with batches of gradients; "
+                "try: have the transform in the compiled function, or compute these gradients by a function that is not compiled"
             )
         flat = iter(ctx.saved_tensors)
         saved = [[*itertools.islice(flat, count)] for count in ctx.counts]
@@ -178,4 +178,6 @@ class _Second(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *given: Any) -> Any:
-        raise RuntimeError("torch.compile with aot_autograd does not currently support double backward")
+        raise RuntimeError(
+            "a compiled graph has no double backward; try: leave what needs second gradients out of torch.compile"
+        )
