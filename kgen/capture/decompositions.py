@@ -85,6 +85,7 @@ NATIVE: tuple[Any, ...] = (
     aten.mm,
     aten.native_group_norm,
     aten.native_group_norm_backward,
+    aten.unfold_backward,
     # torch's core table has these, but as sums over a scatter of ones or gathers per window
     aten.avg_pool2d_backward,
     aten.sum.default,

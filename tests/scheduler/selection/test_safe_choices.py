@@ -285,7 +285,8 @@ def convnext(x: Tensor, w: Tensor) -> Tensor:
         (depthwise, (32, 480, 14, 14), 5, True),
         (strided, (32, 128, 56, 56), 3, True),
         (depthwise, (32, 96, 56, 56), 9, False),
-        (depthwise, (32, 1920, 7, 7), 5, False),
+        (depthwise, (32, 1920, 7, 7), 5, True),
+        (depthwise, (32, 3072, 7, 7), 7, False),
     ],
 )
 def test_the_depthwise_template_and_the_library_where_it_is_fast(

@@ -1,0 +1,66 @@
+"""Gradients of `unfold`: each element gathers from the windows that hold it."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from kgen.ir.plan import members
+from tests.kernels import plans
+
+
+def bilateral(x: Tensor) -> Tensor:
+    p = F.pad(x, (1, 1, 1, 1), mode="reflect").unfold(2, 3, 1).unfold(3, 3, 1).flatten(-2)
+    w = torch.exp(-((p - x.unsqueeze(-1)) ** 2))
+    return (w * p).sum(-1) / w.sum(-1)
+
+
+def gradient(fn: object, x: Tensor) -> Tensor:
+    torch._dynamo.reset()
+    x = x.clone().requires_grad_()
+    made = fn(x)  # type: ignore[operator]
+    weights = torch.arange(made.numel(), dtype=torch.float64).cos().bfloat16().view(made.shape)
+    return torch.autograd.grad((made * weights.to(made.dtype)).sum(), x)[0]
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
+@pytest.mark.parametrize(
+    ("shape", "dim", "size", "step"),
+    [((40,), 0, 7, 1), ((40,), 0, 7, 3), ((40,), 0, 4, 4), ((40,), 0, 3, 5), ((3, 33, 2), 1, 16, 8), ((5, 9), -1, 9, 1),
+     ((4, 300), 1, 200, 1), ((4, 6), 0, 1, 1)],
+)  # fmt: skip
+def test_gradients(shape: tuple[int, ...], dim: int, size: int, step: int, dtype: torch.dtype) -> None:
+    def fn(x: Tensor) -> Tensor:
+        return x.unfold(dim, size, step).sin() * 2
+
+    x = torch.randn(shape, dtype=dtype)
+    got, want = gradient(torch.compile(fn, backend="kgen", fullgraph=True), x), gradient(fn, x.double())
+    limit = {torch.bfloat16: 3e-2, torch.float32: 1e-5, torch.float64: 1e-12}[dtype]
+    torch.testing.assert_close(got.double(), want, rtol=limit, atol=limit * 10)
+
+
+def test_windows_of_windows() -> None:
+    x = torch.rand(2, 3, 12, 11)
+    got, want = gradient(torch.compile(bilateral, backend="kgen", fullgraph=True), x), gradient(bilateral, x.double())
+    torch.testing.assert_close(got.double(), want, rtol=1e-4, atol=1e-5)
+
+
+def test_nothing_is_updated_in_memory() -> None:
+    made = plans(bilateral, torch.rand(2, 3, 12, 11, requires_grad=True), backward=True)
+    kernels = [one for plan in made.schedules for step in plan.kernels for one in members(step)]
+    assert not any(s.kind == "scatter" for one in kernels for s in one.statements)
+
+
+def test_any_length() -> None:
+    def fn(x: Tensor) -> Tensor:
+        return (x.unfold(0, 5, 2) ** 2).exp()
+
+    torch._dynamo.reset()
+    step = torch.compile(fn, backend="kgen", fullgraph=True, dynamic=True)
+    for length in (17, 30, 6):
+        x = torch.rand(length, requires_grad=True)
+        [got] = torch.autograd.grad(step(x).sum(), x)
+        [want] = torch.autograd.grad(fn(x).sum(), x)
+        torch.testing.assert_close(got, want)
