@@ -157,7 +157,7 @@ class _Run(torch.autograd.Function):
         if torch._C._functorch.peek_interpreter_stack() is not None or any(map(_is_batch, given)):
             raise RuntimeError(
                 "a compiled backward graph cannot be called inside of vmap, grad or vjp, nor with batches of gradients; "
-                "try: have the transform in the compiled function, or compute these gradients by a function that is not compiled"
+                "try: have the transform in the compiled function, or leave the function whose gradients these are to eager"
             )
         flat = iter(ctx.saved_tensors)
         saved = [[*itertools.islice(flat, count)] for count in ctx.counts]

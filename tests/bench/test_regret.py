@@ -256,7 +256,7 @@ def steps_today(name: str) -> str:
 
 
 def test_windows_go_to_templates_where_the_library_has_no_good_kernel() -> None:
-    """Patches that do not overlap, few channels, and windows that were measured; one channel a group has a template of its own."""
+    """Patches that do not overlap, few channels, and windows that were measured; one channel a group has its own template."""
     for name in ("ViT-B: patches, bf16", "MobileNetV3: stem 3x3 stride 2 + hard swish, bf16"):
         assert "triton_matmul" in steps_today(name)
     assert "triton_conv_warp_specialized" in steps_today("ResNet-50: 3x3 256 + relu at 14, bf16")

@@ -149,12 +149,14 @@ class WarpSpecializedAttention(KernelTemplate):
     def uncalibrated(self, problem: Problem) -> str | None:
         longest = max(padded_length(problem.size(axis)) for axis in "dv")
         why = attention_estimate.unmeasured(problem, longest, MEASURED, streaming=False)
-        return why if why is not None or not _is_window(problem) else "it was slower where both ends of a row's tiles are masked"
+        return (
+            why if why is not None or not _is_window(problem) else "it was slower where both ends of a row's tiles are masked"
+        )
 
 
 def _is_window(problem: Problem) -> bool:
-    """Whether tiles are masked in front of the whole ones, by indices alone. Of a window of 1,024 keys in 16,384 it took 2.2 times
-    its estimate, 328 us, and the template by pointers 247 (H200, 2026-11-28, bench.gpu_attention --quick)."""
+    """Whether tiles are masked in front of the whole ones, by indices alone. Of a window of 1,024 keys in 16,384 it took 2.2
+    times its estimate, 328 us, and the template by pointers 247 (H200, 2026-11-28, bench.gpu_attention --quick)."""
     config = next(iter(problem.template.configs(problem)), None)
     found = None if config is None else runs_of(problem, "scores", config)
     return found is not None and found.known is None and found.whole is not None and found.whole.begin is not None
