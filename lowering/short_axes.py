@@ -64,9 +64,10 @@ class _Unrolling:
         return [load for node in nodes for load in vs.loads(ir.roots(node)) if load.attr[0] == name]
 
     def _reads_apart(self, node: ir.Pointwise, axis: int) -> bool:
-        """Whether each reader says which point of the axis it reads."""
-        found = self._loads(node.out)
-        return bool(found) and all(load.attr[1][axis].as_int() is not None for load in found)
+        """Whether each reader says which point of the axis it reads. A load with a mask may name one that there is not."""
+        points = [load.attr[1][axis].as_int() for load in self._loads(node.out)]
+        extent = self.graph.buffers[node.out].sizes[axis].as_int() or 0
+        return bool(points) and all(point is not None and 0 <= point < extent for point in points)
 
     def _is_given(self, node: ir.Pointwise, axis: int) -> bool:
         """Whether what differs along the axis is read from memory that others fill: a value that ends a sum or a matmul stays

@@ -84,6 +84,23 @@ def test_a_row_scanned_in_place(totals: list[str]) -> None:
     assert totals
 
 
+@pytest.mark.interpret
+@pytest.mark.cpu
+def test_a_row_of_any_length(totals: list[str]) -> None:
+    """Shares are as many as for the first row; each is as long as it has to be, and the last ones may be empty."""
+
+    def fn(x: Tensor) -> Tensor:
+        return (x * 2).cumsum(0) + 1
+
+    torch._dynamo.reset()
+    options = {"gpu_interpreter": True, "cache": False}
+    step = torch.compile(fn, backend="kgen", fullgraph=True, dynamic=True, options=options)
+    for length in (517, 900, 30):
+        x = torch.randn(length)
+        torch.testing.assert_close(step(x), fn(x))
+    assert totals
+
+
 def kernels(fn: Callable[..., object], *args: Tensor) -> list[Kernel]:
     plan = plans(fn, *args, options=Options(gpu_everywhere=True)).forward
     return [one for step in plan.kernels for one in members(step)]
