@@ -51,11 +51,11 @@ def summed(x: Tensor) -> Tensor:
 
 
 CASES: dict[str, tuple[Callable[..., object], list[Tensor], int]] = {
-    "morton": (morton, [torch.randn(1000, 3)], 1),
+    "morton": (morton, [torch.randn(1000, 3, dtype=torch.float64)], 1),
     "hamming": (hamming, [torch.randint(-(2**62), 2**62, (300, 2)), torch.randint(-(2**62), 2**62, (50, 2))], 2),
-    "luminance": (luminance, [torch.rand(3, 40, 50)], 1),
-    "first only": (first_only, [torch.randn(500, 4)], 1),
-    "summed": (summed, [torch.randn(500, 2)], 2),
+    "luminance": (luminance, [torch.rand(3, 40, 50, dtype=torch.float64)], 1),
+    "first only": (first_only, [torch.randn(500, 4, dtype=torch.float64)], 1),
+    "summed": (summed, [torch.randn(500, 2, dtype=torch.float64)], 2),
 }
 
 
@@ -76,7 +76,7 @@ def test_random_numbers_are_those_of_their_points() -> None:
         y = torch.rand_like(x) + x.exp()
         return y[:, 0] * y[:, 1].exp()
 
-    x = torch.randn(100, 2)
+    x = torch.randn(100, 2, dtype=torch.float64)
     torch.manual_seed(1)
     both, y = torch.compile(fn, backend="kgen", fullgraph=True)(x)
     torch.manual_seed(1)
@@ -109,10 +109,10 @@ def written_again(x: Tensor) -> Tensor:
 @pytest.mark.parametrize(
     ("fn", "args"),
     [
-        (result_too, [torch.randn(100, 2)]),
-        (by_data, [torch.randn(100, 2), torch.randint(0, 2, (100, 1))]),
-        (of_a_matmul, [torch.randn(64, 32), torch.randn(32, 2)]),
-        (written_again, [torch.randn(100, 2)]),
+        (result_too, [torch.randn(100, 2, dtype=torch.float64)]),
+        (by_data, [torch.randn(100, 2, dtype=torch.float64), torch.randint(0, 2, (100, 1))]),
+        (of_a_matmul, [torch.randn(64, 32, dtype=torch.float64), torch.randn(32, 2, dtype=torch.float64)]),
+        (written_again, [torch.randn(100, 2, dtype=torch.float64)]),
     ],
 )
 def test_what_may_stay_one_buffer_is_right(fn: Callable[..., object], args: list[Tensor]) -> None:
@@ -124,6 +124,6 @@ def test_any_number_of_rows() -> None:
     torch._dynamo.reset()
     step = torch.compile(morton, backend="kgen", fullgraph=True, dynamic=True)
     for rows in (7, 100, 1):
-        x = torch.randn(rows, 3)
+        x = torch.randn(rows, 3, dtype=torch.float64)
         torch.testing.assert_close(step(x), morton(x))
     assert kgen.coverage()

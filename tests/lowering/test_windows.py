@@ -60,7 +60,7 @@ def test_any_length() -> None:
     torch._dynamo.reset()
     step = torch.compile(fn, backend="kgen", fullgraph=True, dynamic=True)
     for length in (17, 30, 6):
-        x = torch.rand(length, requires_grad=True)
+        x = torch.rand(length, dtype=torch.float64, requires_grad=True)
         [got] = torch.autograd.grad(step(x).sum(), x)
         [want] = torch.autograd.grad(fn(x).sum(), x)
         torch.testing.assert_close(got, want)
