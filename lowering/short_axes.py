@@ -89,7 +89,6 @@ class _Unrolling:
             self.graph.buffers[name] = _without(old, axis, name)
             place: dict[Atom, Expr] = {v: ix.constant(point)}
             part = ir.Pointwise(name, _drop(node.vars, axis), vs.substitute(node.value, place), node.origin)
-            self.makers[name] = part
             parts.append(part)
             if node.out in self.graph.paths:
                 self.graph.paths[name] = self.graph.paths[node.out]

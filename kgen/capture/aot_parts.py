@@ -94,8 +94,8 @@ class Part:
         """Raises RuntimeError where AOTAutograd's wrapper does."""
         if self.metadata.deterministic is False and torch.are_deterministic_algorithms_enabled():
             raise RuntimeError(
-                "This compiled backward function is being run with torch.use_deterministic_algorithms(True), but it was "
-                "previously generated during the forward function while torch.use_deterministic_algorithms(False) was set."
+                "a backward graph was compiled without torch.use_deterministic_algorithms, and is called with it; "
+                "try: set it in front of the forward call, too"
             )
 
 

@@ -46,7 +46,7 @@ def share_layers(gm: GraphModule, layouts: bool = False, least: int = 0) -> list
     """Makes equal blocks calls of one, in place. With `layouts`, blocks with convolutions stay: what is around them chooses.
     Blocks of fewer than `least` floating-point operations stay, too."""
     verdicts, refused = list[Verdict](), set[Node]()
-    if too_dynamic(gm) or any(map(changes_gradients, gm.graph.nodes)):
+    if not _may_share(gm):
         return verdicts
     for _ in range(KINDS):
         blocks = next(_blocks_of(gm, refused), None)
@@ -70,7 +70,7 @@ def share_layers(gm: GraphModule, layouts: bool = False, least: int = 0) -> list
 def share_large_layers(gm: GraphModule, layouts: bool = False) -> list[Verdict]:
     """Makes equal blocks calls of one where each works so long that a call of it is nothing, and all calls can be made without
     wrappers around them; otherwise leaves the graph as it was. The note on layers that differ is for who has asked."""
-    blocks = next(_blocks_of(gm, set()), None)
+    blocks = next(_blocks_of(gm, set()), None) if _may_share(gm) else None
     if blocks is None or len(blocks.calls) < LEAST_LAYERS:
         return []
     if torch_adapter.uses_cuda(gm):
@@ -93,9 +93,12 @@ def _unprofitable(blocks: Blocks, detail: str) -> Verdict:
     return Verdict(*_names(blocks), Outcome.UNPROFITABLE, Reason.SMALL_LAYERS, detail=detail)
 
 
+def _may_share(gm: GraphModule) -> bool:
+    return not too_dynamic(gm) and not any(map(changes_gradients, gm.graph.nodes))
+
+
 def _blocks_of(gm: GraphModule, refused: set[Node]) -> Iterator[Blocks]:
-    if not too_dynamic(gm) and not any(map(changes_gradients, gm.graph.nodes)):
-        yield from (one for one in candidates(gm.graph, LEAST_CALLS) if refused.isdisjoint(one.calls[0]))
+    return (one for one in candidates(gm.graph, LEAST_CALLS) if refused.isdisjoint(one.calls[0]))
 
 
 def _names(blocks: Blocks) -> tuple[str, str]:

@@ -244,7 +244,7 @@ def _grouped(kernels: Sequence[Kernel], graph: ir.Graph, how: Joining) -> tuple[
 
 def _is_left_to_the_library(alone: Best) -> bool:
     """Whether nobody has measured what a library call, or separate kernels, would compute as well."""
-    return alone.seconds_of_library < math.inf and not alone.measured and alone.problem.uncalibrated is not None
+    return alone.seconds_of_library < math.inf and alone.is_unmeasured
 
 
 def _is_unmeasured(problems: Sequence[Problem], others: bool) -> bool:

@@ -217,7 +217,7 @@ def _why_library(chosen: Best, given: Given) -> Reason | None:
     """Why the library has a matmul that it computes as well; None where the template has it."""
     if not given.vendor:
         return None
-    if chosen.problem.uncalibrated and not chosen.measured and not given.stable:
+    if chosen.is_unmeasured and not given.stable:
         return Reason.UNCALIBRATED
     faster = chosen.seconds_of_library < chosen.seconds_of_template
     return (Reason.VENDOR_MEASURED if chosen.measured else Reason.VENDOR_FASTER) if faster else None

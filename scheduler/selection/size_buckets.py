@@ -53,6 +53,11 @@ class Best:
         return min(self.seconds_of_template, self.seconds_of_library)
 
     @property
+    def is_unmeasured(self) -> bool:
+        """Whether nobody has measured this, nor anything like it."""
+        return self.problem.uncalibrated is not None and not self.measured
+
+    @property
     def choice(self) -> Choice:
         return Choice(self.problem.template.name, self.config.values)
 

@@ -218,6 +218,21 @@ def _only(update: Statement, inside: Value) -> Statement:
     return replace(update, value=vs.guard_loads(update.value, inside), store=store, mask=mask)
 
 
+def stored_inside(s: Statement, inside: Value | None) -> Statement:
+    """A pointwise statement that reads and stores nothing where a condition does not hold, if there is one."""
+    if inside is None:
+        return s
+    kept = inside if s.mask is None else vs.call("and", inside, vs.guard_loads(s.mask, inside))
+    return replace(s, value=vs.guard_loads(s.value, inside), mask=kept if any(s.stored) else s.mask)
+
+
+def padded(value: Value, op: str, inside: Value | None) -> Value:
+    """What is reduced or scanned; where a condition does not hold, if there is one, what changes nothing."""
+    if inside is None:
+        return value
+    return vs.masked(inside, value, vs.const(ops.identity(op, value.dtype), value.dtype))
+
+
 class _Split:
     """Cuts `loop`, one of the inner loops, into so many shares at each point of the loops `whole`. The points of `channel`, one
     more of them, have partial results of their own."""
@@ -275,23 +290,13 @@ class _Split:
     def _moved(self, s: Statement) -> Statement:
         """The statement over a share of the row. Past the end nothing is read or updated, and a reduction steps with what
         leaves it unchanged."""
-        mapping = self.place
-        value = vs.substitute(s.value, mapping)
-        memo: dict[Expr, Expr] = {}
-        store = tuple(ix.substitute(e, mapping, memo, lambda v: vs.substitute(v, mapping)) for e in s.store)
-        rank = None if s.rank is None else ix.substitute(s.rank, mapping, memo)
-        mask = None if s.mask is None else vs.substitute(s.mask, mapping)
-        made = replace(s, value=value, store=store, rank=rank, mask=mask)
-        if self.inside is None:
-            return made
+        made = s.substituted(self.place)
         if s.kind == "scatter":
-            return _only(made, self.inside)
+            return made if self.inside is None else _only(made, self.inside)
         if s.kind == "pointwise":
-            kept = self.inside if mask is None else vs.call("and", self.inside, vs.guard_loads(mask, self.inside))
-            return replace(made, value=vs.guard_loads(value, self.inside), mask=kept if any(s.stored) else mask)
+            return stored_inside(made, self.inside)
         if s.kind == "reduction" and s.op != "welford":
-            filler = vs.const(ops.identity(s.op, value.dtype), value.dtype)
-            return replace(made, value=vs.masked(self.inside, value, filler))
+            return replace(made, value=padded(made.value, s.op, self.inside))
         return made
 
     def _kinds(self, s: Statement) -> Iterator[torch.dtype]:

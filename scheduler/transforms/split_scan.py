@@ -21,15 +21,14 @@ from kgen.scheduler.analysis.memory import root
 from kgen.scheduler.protocol import Forming, Transform
 from kgen.scheduler.selection.memo import for_equal
 from kgen.scheduler.tiling.tiles import choose_tiles
+from kgen.scheduler.transforms.split_reduction import MOST_SHARES, WARPS, padded, stored_inside
 
 # Points that a program scans at least: with fewer, launches take longer than the scan.
 MIN_CHUNK = 4096
 # Points of a row in a share at least, where a program has several rows.
 SHORTEST = 256
-# Shares from which two more launches are worth while, and shares that the scan of totals can walk.
-FEWEST_SHARES, MOST_SHARES = 4, 512
-# Warps that an SM runs at once.
-WARPS = 64
+# Shares from which two more launches are worth while.
+FEWEST_SHARES = 4
 # How totals go on from share to share. Positions of extremes are not among them: of these, a scan has a pair for each point.
 FOLLOWING = {"sum": "add", "prod": "mul", "max": "maximum", "min": "minimum"}
 
@@ -124,9 +123,10 @@ class _Split:
         self.shares = shares
         self.chunk = ix.ceildiv(self.loop.extent, shares)
         self.share, self.step = ix.var("share", shares), ix.var("step", self.chunk)
-        self.at = self.share.expr() * self.chunk + self.step.expr()
+        at = self.share.expr() * self.chunk + self.step.expr()
+        self.place: dict[Atom, Expr] = {self.loop: at}
         exact = self.chunk * shares is self.loop.extent
-        self.inside: Value | None = None if exact else vs.compare("lt", self.at, self.loop.extent)
+        self.inside: Value | None = None if exact else vs.compare("lt", at, self.loop.extent)
         self.row = tuple(v.expr() for v in kernel.outer)
         self.inner = [s for s in kernel.statements if s.inner]
         self.behind = _behind(self.inner)
@@ -166,19 +166,11 @@ class _Split:
 
     def _moved(self, s: Statement) -> Statement:
         """The statement over a share. Past the end nothing is read or stored."""
-        place: dict[Atom, Expr] = {self.loop: self.at}
-        made = s.substituted(place)
-        if self.inside is None:
-            return made
-        return replace(made, value=vs.guard_loads(made.value, self.inside), mask=self.inside if any(s.stored) else None)
+        return stored_inside(s.substituted(self.place), self.inside)
 
     def _padded(self, s: Statement) -> Value:
         """What is reduced or scanned; past the end, what changes nothing."""
-        place: dict[Atom, Expr] = {self.loop: self.at}
-        value = vs.substitute(s.value, place)
-        if self.inside is None:
-            return value
-        return vs.masked(self.inside, value, vs.const(ops.identity(s.op, value.dtype), value.dtype))
+        return padded(vs.substitute(s.value, self.place), s.op, self.inside)
 
     def _total(self, s: Statement, name: str) -> Statement:
         """The reduction of a share."""
@@ -203,7 +195,7 @@ class _Split:
 
     def _at(self, s: Statement) -> tuple[Expr, ...]:
         memo: dict[Expr, Expr] = {}
-        return tuple(ix.substitute(e, {self.loop: self.at}, memo) for e in s.store)
+        return tuple(ix.substitute(e, self.place, memo) for e in s.store)
 
     def _load(self, name: str, share: Expr) -> Value:
         return vs.load(name, (share, *self.row), self.graph.buffers[name].dtype)

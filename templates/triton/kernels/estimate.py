@@ -15,6 +15,7 @@ import torch
 from kgen.device import ADDITIONS, L2_RATE, LINE
 from kgen.ir import index as ix
 from kgen.ir import values as vs
+from kgen.templates.calibration import HOPPER
 from kgen.templates.contract import Config
 from kgen.templates.problem import Input, Problem, memoised, memoised_at_sizes
 from kgen.templates.triton.codegen.tma_layout import tiles_read, tma_layout
@@ -56,9 +57,9 @@ DOUBTFUL = 1.06
 FOLD_BESIDE, READ_BESIDE, NEXT = 1.15e-6, 50e-12, 0.35
 # Shared memory and registers of an SM, and bytes that the system takes from each program.
 SHARED, REGISTERS, RESERVED = 233_472, 65_536, 1024
-# Seconds of an SM for each element of an operand that is turned over in shared memory, and rows of a tile from which that
-# happens (H100, 2026-11-28, bench.untuned --list fourth: gradients of linear layers in TF32; 4,096 elements took .7 to 6.5 us).
-TURNED, OUT_OF_SHARED_MEMORY, HOPPER = 1.5e-6 / 4096, 64, 9
+# Seconds of an SM for each element of an operand that is turned over in shared memory (H100, 2026-11-28, bench.untuned --list
+# fourth: gradients of linear layers in TF32; 4,096 elements took .7 to 6.5 us).
+TURNED = 1.5e-6 / 4096
 # Share of the peak rate that the main loop reaches with operands by TMA: of large tiles, of those that
 # are higher than wide, for which the units read more of shared memory, of others, and of those below 128 x 128.
 LARGE_RATE, TALL_RATE, SMALL_RATE, THIN_RATE = 0.93, 0.88, 0.89, 0.7
@@ -179,9 +180,9 @@ def seconds(problem: Problem, config: Config, shared: int, registers: int) -> fl
 
 
 def _turning(problem: Problem, config: Config, operands: str = "AB") -> float:
-    """Seconds of a tile for operands that are turned over in shared memory, bank by bank: from 64 rows on, Hopper's matrix
-    units read them there, and float32 numbers only with neighbours along k."""
-    if not problem.tf32 or problem.device.arch // 10 != HOPPER or config.BLOCK_M < OUT_OF_SHARED_MEMORY:
+    """Seconds of a tile for operands that are turned over in shared memory, bank by bank: Hopper's matrix units read those of
+    tiles that are not low there, and float32 numbers only with neighbours along k."""
+    if not problem.tf32 or problem.device.arch // 10 != HOPPER or config.BLOCK_M < LOW_TILE:
         return 0.0
     lengths = {"A": config.BLOCK_M, "B": config.BLOCK_N}
     turned = (
