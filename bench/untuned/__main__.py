@@ -232,7 +232,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--device", default="cuda")
     parser.add_argument("--only", nargs="*", default=[], help="names that contain one of these")
-    parser.add_argument("--list", choices=list(LISTS), help="the blocks of this list alone")
+    parser.add_argument("--list", nargs="*", default=[], choices=list(LISTS), help="the blocks of these lists alone")
     parser.add_argument("--shard", default=(1, 1), type=shard, metavar="K/N", help="every N-th row, from the K-th on")
     parser.add_argument("--blocks", action="store_true", help="no whole models")
     parser.add_argument("--contenders", nargs="*", default=["eager", "inductor", "kgen"], choices=list(COMPILE))
@@ -246,8 +246,8 @@ def main() -> None:
     if options.one:
         print(json.dumps(measure(options.one, options)))
         return
-    blocks = LISTS.get(options.list, BLOCKS) if options.device == "cuda" else ()  # their sizes are a GPU's
-    names = [b.name for b in blocks] + ([] if options.blocks or options.list else list(models(options.device)))
+    lists = [LISTS[name] for name in options.list or LISTS] if options.device == "cuda" else []  # their sizes are a GPU's
+    names = [b.name for blocks in lists for b in blocks] + ([] if options.blocks or options.list else list(models(options.device)))
     chosen = [name for name in names if not options.only or any(part in name for part in options.only)]
     number, count = options.shard
     chosen = chosen[number - 1 :: count]
