@@ -247,7 +247,9 @@ def main() -> None:
         print(json.dumps(measure(options.one, options)))
         return
     lists = [LISTS[name] for name in options.list or LISTS] if options.device == "cuda" else []  # their sizes are a GPU's
-    names = [b.name for blocks in lists for b in blocks] + ([] if options.blocks or options.list else list(models(options.device)))
+    names = [b.name for blocks in lists for b in blocks] + (
+        [] if options.blocks or options.list else list(models(options.device))
+    )
     chosen = [name for name in names if not options.only or any(part in name for part in options.only)]
     number, count = options.shard
     chosen = chosen[number - 1 :: count]
