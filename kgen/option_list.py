@@ -29,7 +29,7 @@ _TEXTS = {
     "recompute_scores": "backward graphs compute a softmax again instead of reading it",
     "chunked_logits": "gradients of large logits are made in runs of columns: less memory for one more matmul",
     "layouts": "tensors around convolutions may be channels last",
-    "top_k": "the largest elements of rows: by kernels of kgen's, by the library, or by what is faster",
+    "top_k": "the largest elements of rows and the order of short ones: by kernels, by the library, or by what is faster",
     "freezing": "for inference: what depends on the module's tensors alone is computed once",
     "verify": "the IR is checked after each stage",
     "debug": "a folder for graphs, IR, verdicts and generated code",

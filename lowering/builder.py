@@ -26,6 +26,10 @@ from kgen.lowering.tensor import Tensor, at, axes, indices, is_empty, number_of,
 # (docs/decisions/0032-rows-on-a-gpu.md: others have not been measured).
 FASTER_TOP = 16
 FASTER_TOP_ON_GPU, MEASURED_ROWS = 8, 1024
+# A GPU compares so many pairs of elements in some 5 us; a library's sort of short rows has launches of 10 to 25 us.
+MOST_PAIRS = 1 << 23
+# Rows that kernels sort where they must: a tensor of this many elements squared is never stored, only counted.
+MOST_FORCED = 1024
 # Operands with more dimensions are not looked for in other orders of these.
 MOST_ORDERED = 4
 
@@ -65,6 +69,14 @@ class Builder:
         if not self.on_gpu(device):
             return k <= FASTER_TOP
         return k <= FASTER_TOP_ON_GPU and (rows.as_int() or 0) >= MEASURED_ROWS
+
+    def ranks_rows(self, device: torch.device, length: int, elements: Expr) -> bool:
+        """Whether kernels sort rows by comparing all pairs of their elements: by default where a library's launches take longer
+        than that."""
+        if self.top_k == "library":
+            return False
+        pairs = length * (elements.as_int() or 0)
+        return (self.on_gpu(device) and 0 < pairs <= MOST_PAIRS) or (self.top_k == "kernels" and 0 < length <= MOST_FORCED)
 
     def on_gpu(self, device: torch.device) -> bool:
         """Whether kernels on a device's tensors run on a GPU."""

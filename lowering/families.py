@@ -20,6 +20,7 @@ from kgen.lowering import (
     pooling,
     random,
     reduction,
+    row_order,
     scan,
     scatter,
     sorting,
@@ -34,8 +35,8 @@ from kgen.lowering.table import merge
 
 FAMILIES = (
     activation, attention, concat, contraction, convolution, creation, donated, embedding_bag, foreach, indexing, logic,
-    mutation, norm, pointwise, pooling, random, reduction, scan, scatter, sorting, special, symbolic, top_k, user_kernel, views,
-    windows,
+    mutation, norm, pointwise, pooling, random, reduction, row_order, scan, scatter, sorting, special, symbolic, top_k,
+    user_kernel, views, windows,
 )  # fmt: skip
 RULES = merge(FAMILIES)
 # Rules of operators that multiply and add up, and of those that only look at a tensor otherwise.

@@ -1,4 +1,4 @@
-"""Sorting and its kin: library calls, because no loop nest of the IR orders elements by value."""
+"""Kin of sorting that are library calls: no loop nest of the IR orders long rows by value."""
 
 from __future__ import annotations
 
@@ -8,12 +8,6 @@ from typing import Any
 from kgen.lowering.contraction import library
 
 OPERATORS = [
-    "sort",
-    "argsort",
-    "msort",
-    "kthvalue",
-    "median",
-    "nanmedian",
     "mode",
     "histc",
     "histogram",

@@ -50,14 +50,14 @@ def top_k(b: Builder, x: Tensor, k: int, dim: int = -1, largest: bool = True, so
         raise Refused("sort-like: a type, a length or a number of elements that kernels do not cover")
     if not b.finds_top(x.device, k, ix.product(size for n, size in enumerate(x.sizes) if n != dim)):
         raise Refused("sort-like: the library is taken to be faster, or kernels are off")
-    rows = _along_last(rounded(reuse(b, x)), dim)
+    rows = along_last(rounded(reuse(b, x)), dim)
     found = _direct(b, rows, k, largest) if length <= MAX_DIRECT else _grouped(b, rows, length, k, largest)
     values = [key.with_value(_value(key.value, x.dtype, largest), x.dtype) for key in found]
     positions = [key.with_value(_position(key.value)) for key in found]
     return _stacked(b, values, dim), _stacked(b, positions, dim)
 
 
-def _along_last(x: Tensor, dim: int) -> Tensor:
+def along_last(x: Tensor, dim: int) -> Tensor:
     """The rows along dimension `dim` as those along the last one."""
     rest = [k for k in range(x.rank) if k != dim]
 
@@ -124,13 +124,13 @@ def _rounds(b: Builder, keys: Tensor, dims: Sequence[int], k: int) -> list[Tenso
 
 
 def _key(value: Value, position: Expr, largest: bool) -> Value:
-    rank = _rank(value) if value.dtype.is_floating_point else vs.cast(value, I64)
+    rank = rank_of(value) if value.dtype.is_floating_point else vs.cast(value, I64)
     rank = vs.cast(rank if largest else vs.call("invert", rank), I64)
     back = vs.call("sub", vs.const(LOW_WORD, I64), vs.index_value(position))  # no index: these have 32 bits on a GPU
     return vs.call("add", vs.call("shl", rank, vs.const(32, I64)), back)
 
 
-def _rank(value: Value) -> Value:
+def rank_of(value: Value) -> Value:
     """The place of a float32 among all of them, as an int32. Of negative numbers the other bits count backwards."""
     bits, largest = vs.bitcast(value, torch.int32), vs.const(LARGEST, torch.int32)
     return vs.where(vs.call("isnan", value), largest, _folded(bits))

@@ -1,0 +1,171 @@
+"""Sorting of short rows without a sort: an element's rank is the number of elements that come before it.
+
+Counting compares every pair of a row's elements, which is all work that has no order of its own: a reduction, so it takes what
+computes the rows into its kernel. Who has a rank is a second reduction. Both are cheap for rows of some hundred elements,
+where a library's sort is five or six launches. Equal elements keep their order; a NaN comes after all numbers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+
+from kgen.ir import values as vs
+from kgen.ir.index import Expr
+from kgen.ir.values import Value
+from kgen.lowering.builder import Builder
+from kgen.lowering.fallback import Refused
+from kgen.lowering.indexing import gather
+from kgen.lowering.reduction import reduce, reuse
+from kgen.lowering.tensor import Tensor, at, broadcast, indices, reshape, rounded
+from kgen.lowering.top_k import RANKED, along_last, rank_of
+from kgen.lowering.views import axis, permute, squeeze, unsqueeze
+
+I32, I64 = torch.int32, torch.int64
+
+
+def sort(
+    b: Builder, x: Tensor, dim: int = -1, descending: bool = False, *, stable: bool | None = None
+) -> tuple[Tensor, Tensor]:
+    """(values, positions). Equal elements keep their order, whether or not `stable` asks for it."""
+    rows = _counted_rows(b, x, dim)
+    positions = b.realize(_holders(b, rows, _ranks(b, rows, descending)))
+    values = gather(b, rows, -1, positions)
+    return _back(b, values, dim), _back(b, positions, dim)
+
+
+def argsort(b: Builder, x: Tensor, dim: int = -1, descending: bool = False, *, stable: bool | None = None) -> Tensor:
+    return sort(b, x, dim, descending)[1]
+
+
+def msort(b: Builder, x: Tensor) -> Tensor:
+    return sort(b, x, 0)[0]
+
+
+def kthvalue(b: Builder, x: Tensor, k: int, dim: int = -1, keepdim: bool = False) -> tuple[Tensor, Tensor]:
+    rows = _counted_rows(b, x, dim)
+    return _element(b, rows, rows.with_value(vs.const(k - 1, I32), I32), dim, keepdim)
+
+
+def median(b: Builder, x: Tensor, dim: int | None = None, keepdim: bool = False) -> Any:
+    """The lower one of two in the middle; of a row with a NaN its first NaN. With no `dim`, that of all elements."""
+    return _median(b, x, dim, keepdim, lambda length, nans: vs.where(_none(nans), _half(length), _less(length, nans)))
+
+
+def nanmedian(b: Builder, x: Tensor, dim: int | None = None, keepdim: bool = False) -> Any:
+    """The same among the numbers; of a row of NaNs alone its first one."""
+
+    def rank(length: Value, nans: Value) -> Value:
+        numbers = _less(length, nans)
+        return vs.where(_none(numbers), numbers, _half(numbers))
+
+    return _median(b, x, dim, keepdim, rank)
+
+
+# ---- ranks ---------------------------------------------------------------------------------------------------------
+
+
+def _counted_rows(b: Builder, x: Tensor, dim: int) -> Tensor:
+    """The rows along `dim`, as those along the last dimension. Raises Refused for rows that the library sorts."""
+    length = x.sizes[dim].as_int() if x.rank else None
+    if length is None or x.dtype not in (*RANKED, I64):
+        raise Refused("sort-like: a type or a length that kernels do not cover")
+    if not b.ranks_rows(x.device, length, x.numel()):
+        raise Refused("sort-like: the library is taken to be faster, or kernels are off")
+    return along_last(rounded(reuse(b, x)), axis(dim, x.rank))
+
+
+def _ranks(b: Builder, rows: Tensor, descending: bool) -> Tensor:
+    """The rank of each element in its sorted row, an int32."""
+    *lead, mine, other = indices((*rows.sizes, rows.sizes[-1]))
+    key, key_of_other = (_key(at(rows, (*lead, k))) for k in (mine, other))
+    before = vs.call("gt" if descending else "lt", key_of_other, key)
+    earlier = vs.call("and", vs.call("eq", key_of_other, key), vs.compare("lt", other, mine))
+    return _count(b, rows, vs.call("or", before, earlier))
+
+
+def _count(b: Builder, rows: Tensor, holds: Value) -> Tensor:
+    """How many pairs hold, for each element, over the last axis of those of the rows and one more."""
+    pairs = Tensor((*rows.sizes, rows.sizes[-1]), I32, rows.device, vs.cast(holds, I32))
+    return reduce(b, "sum", pairs, [rows.rank], False)
+
+
+def _holders(b: Builder, rows: Tensor, ranks: Tensor) -> Tensor:
+    """For each rank the position of the element that has it."""
+    *lead, rank, position = indices((*rows.sizes, rows.sizes[-1]))
+    return _position_of(b, rows, at(ranks, (*lead, position)), vs.index_value(rank, I32), (*rows.sizes, rows.sizes[-1]))
+
+
+def _position_of(b: Builder, rows: Tensor, rank: Value, wanted: Value, sizes: Sequence[Expr]) -> Tensor:
+    """The position, along the last axis of a loop over `sizes`, whose rank is the wanted one."""
+    position = vs.index_value(indices(sizes)[-1], I64)
+    matching = vs.where(vs.call("eq", rank, wanted), position, vs.const(0, I64))
+    return reduce(b, "sum", Tensor(tuple(sizes), I64, rows.device, matching), [len(sizes) - 1], False)
+
+
+def _element(b: Builder, rows: Tensor, wanted: Tensor, dim: int, keepdim: bool) -> tuple[Tensor, Tensor]:
+    """(value, position) of the element of each row that has the wanted rank."""
+    ranks = _ranks(b, rows, descending=False)
+    found = _position_of(b, rows, ranks.value, wanted.value, rows.sizes)
+    position = b.realize(unsqueeze(b, found, -1))
+    value, position = (_back(b, t, dim) for t in (gather(b, rows, -1, position), position))
+    return (value, position) if keepdim else (squeeze(b, value, dim), squeeze(b, position, dim))
+
+
+def _back(b: Builder, rows: Tensor, dim: int) -> Tensor:
+    """What is along the last dimension along `dim` again."""
+    dim = axis(dim, rows.rank)
+    return permute(b, rows, [*range(dim), rows.rank - 1, *range(dim, rows.rank - 1)])
+
+
+def _key(value: Value) -> Value:
+    """An integer that orders as the value does, the same for both zeros."""
+    if not value.dtype.is_floating_point:
+        return value if value.dtype is I64 else vs.cast(value, I32)
+    zero = vs.const(0.0, value.dtype)
+    return rank_of(vs.where(vs.call("eq", value, zero), zero, value))
+
+
+# ---- medians --------------------------------------------------------------------------------------------------------
+
+
+def _median(b: Builder, x: Tensor, dim: int | None, keepdim: bool, rank: Callable[[Value, Value], Value]) -> Any:
+    if dim is None:
+        flat = reshape(x, (x.numel(),))
+        return _median(b, flat, 0, False, rank)[0]
+    rows = _counted_rows(b, x, dim)
+    length = vs.index_value(rows.sizes[-1], I32)
+    nans = _nans(b, rows)
+    return _element(b, rows, nans.with_value(rank(length, nans.value), I32), dim, keepdim)
+
+
+def _nans(b: Builder, rows: Tensor) -> Tensor:
+    """How many NaNs each row has, repeated over the row."""
+    if not rows.dtype.is_floating_point:
+        return rows.with_value(vs.const(0, I32), I32)
+    counted = rows.with_value(vs.cast(vs.call("isnan", rows.value), I32), I32)
+    return broadcast(reduce(b, "sum", counted, [rows.rank - 1], True), rows.sizes)
+
+
+def _half(length: Value) -> Value:
+    return vs.call("shr", _less(length, vs.const(1, I32)), vs.const(1, I32))
+
+
+def _less(a: Value, b: Value) -> Value:
+    return vs.call("sub", a, b)
+
+
+def _none(count: Value) -> Value:
+    return vs.call("eq", count, vs.const(0, I32))
+
+
+RULES: dict[str, Callable[..., Any]] = {
+    "aten.sort": sort,
+    "aten.argsort": argsort,
+    "aten.msort": msort,
+    "aten.kthvalue": kthvalue,
+    "aten.median": median,
+    "aten.nanmedian": nanmedian,
+}
