@@ -98,7 +98,8 @@ class _Lowering:
             self.builder.result_strides = self.symbols.sizes(value.stride()) if _is_strided(value) else None
             getattr(self, node.op)(node)
         graph = self.builder.graph
-        unroll_short_axes(graph, self.builder.fresh)
+        if len(graph.nodes) > 1:  # one node reads what it is given
+            unroll_short_axes(graph, self.builder.fresh)
         if any(isinstance(node, ir.Contraction) for node in graph.nodes):
             note_fused_calls(self.builder)
         graph.size_hints, graph.derived = self.symbols.size_hints(), dict(self.symbols.derived)
