@@ -10,6 +10,9 @@ however many they are. The least cut has the least cost. Its edges are linear in
 
 The rewritten graph says what it means: copies are calls of `aten.clone`, and each node's `meta["val"]` has the strides chosen.
 A library call's operands and results follow from these (`kgen/lowering/layout.py`); for kernels they are a preference.
+
+torch has convolutions along one dimension put their channels first, by a copy. So where they are to be last on a GPU, it is
+called with images of one row.
 """
 
 from __future__ import annotations
@@ -59,6 +62,15 @@ _VIEWS = frozenset(
 # These see memory and no tensor.
 _MEMORY = ("aten::as_strided", "aten::set_", "aten::resize", "aten::_reshape_alias")
 _FORMATS = {4: torch.channels_last, 5: torch.channels_last_3d}
+# Dimensions of images with positions along one of them.
+_LINES = 3
+# Where they have their row when they have one.
+_ROW = 2
+# Where convolutions have numbers for each dimension among the arguments, and what an image's only row has there.
+_PER_DIMENSION: dict[Any, Mapping[int, int]] = {
+    aten.convolution.default: {3: 1, 4: 0, 5: 1, 7: 0},
+    aten.convolution_backward.default: {4: 1, 5: 0, 6: 1, 8: 0},
+}
 
 
 class Costs(Protocol):
@@ -165,7 +177,7 @@ class _Network:
     def _may_reorder(self, node: Node) -> bool:
         """Whether a copy that the program asks for in one layout could be asked for in the other one as well: who needs that of
         the program demands it."""
-        return self.roles[node] == tuple(range(len(self.roles[node])))
+        return len(self.roles[node]) in _FORMATS and self.roles[node] == tuple(range(len(self.roles[node])))
 
     def channels_last(self) -> frozenset[Node]:
         """The tensors that a least cut has with channels last."""
@@ -243,14 +255,21 @@ def _roles(gm: GraphModule) -> dict[Node, Roles]:
     pending: list[tuple[Node, Roles]] = []
     for node in gm.graph.nodes:
         if node.target in _IMAGES:
-            rank = _rank(node.args[_WEIGHT[node.target]])
-            pending += [(one, tuple(range(rank))) for one in (node, *_tensors_of(node)) if rank in _FORMATS]
+            weight = node.args[_WEIGHT[node.target]]
+            rank = _rank(weight)
+            has_layouts = rank in _FORMATS or (rank == _LINES and _may_have_rows(weight))
+            pending += [(one, tuple(range(rank))) for one in (node, *_tensors_of(node)) if has_layouts]
     while pending:
         node, roles = pending.pop()
         if node not in found and _rank(node) == len(roles):
             found[node] = roles
             pending += _adjacent(node, roles)
     return found
+
+
+def _may_have_rows(weight: Node) -> bool:
+    """Whether convolutions along one dimension may be called with images of one row: nobody has measured them on a CPU."""
+    return bool(weight.meta["val"].is_cuda)
 
 
 def _tensors_of(node: Node) -> Iterator[Node]:
@@ -295,7 +314,13 @@ class _Rewriting:
     def run(self) -> GraphModule:
         for node in self.network.gm.graph.nodes:
             operands = {one: self._operand(node, one) for one in node.all_input_nodes}
+            if self._is_lifted(node):
+                self.made[node] = self._lifted(node, operands)
+                continue
             made = self.made[node] = self.graph.node_copy(node, operands.__getitem__)
+            if node.target is operator.getitem and self._is_lifted(node.args[0]):  # type: ignore[arg-type]
+                self.made[node] = self._part_of_lifted(made, node)
+                continue
             if _is_copy(node) and node in self.network.made_by and self._is_last(node) != self.network.is_last[node]:
                 made.kwargs = {**made.kwargs, "memory_format": self._format(node, self._is_last(node))}
                 made.meta["val"] = fake_result(made)
@@ -304,6 +329,32 @@ class _Rewriting:
             if changed and node in self.network.made_by:
                 self._settle(node)
         return GraphModule(self.network.gm, self.graph)
+
+    def _is_lifted(self, node: Node) -> bool:
+        """Whether a convolution along one dimension is called with images of one row, whose channels are last."""
+        return node.target in _IMAGES and node in self.last and len(self.network.roles[node]) == _LINES
+
+    def _lifted(self, node: Node, operands: Mapping[Node, Node]) -> Node:
+        args: list[Any] = list(node.args)
+        for k in (*_IMAGES[node.target], _WEIGHT[node.target]):
+            args[k] = self._call(node, aten.unsqueeze.default, operands[args[k]], _ROW)
+        for k, neutral in _PER_DIMENSION[node.target].items():
+            args[k] = [neutral, *args[k]]
+        args = [operands.get(one, one) if isinstance(one, Node) else one for one in args]
+        made = self._call(node, node.target, *args)
+        if NOTES in node.meta:
+            made.meta[NOTES] = node.meta[NOTES]
+        return made if node.target is aten.convolution_backward.default else self._lowered(made, node)
+
+    def _part_of_lifted(self, made: Node, node: Node) -> Node:
+        """A result of the call for gradients: that of the bias has no row."""
+        call, number = made.args
+        made.meta["val"] = call.meta["val"][number]  # type: ignore[union-attr]
+        return self._lowered(made, node) if made.meta["val"].dim() > _LINES else made
+
+    def _lowered(self, made: Node, of: Node) -> Node:
+        """Without its row. A view gives dimensions of length 1 eager's strides, where both layouts are the same."""
+        return self._call(of, aten.view.default, made, [n for k, n in enumerate(made.meta["val"].shape) if k != _ROW])
 
     def _operand(self, node: Node, source: Node) -> Node:
         """What stands for the source as an argument of a node."""
@@ -364,11 +415,19 @@ class _Rewriting:
     def _clone(self, source: Node, of: Node, last: bool) -> Node:
         """A copy of a node of the new graph, which stands for `of`, with its dimensions in the order of images meanwhile."""
         roles = self.network.roles[of]
+        if len(roles) not in _FORMATS:
+            return self._ordered(source, of, _order(roles, last))
         form = self._format(of, last)
         plain = roles == tuple(range(len(roles)))
         made = source if plain else self._call(of, aten.permute.default, source, list(roles))
         made = self._call(of, aten.clone.default, made, memory_format=form)
         return made if plain else self._call(of, aten.permute.default, made, [roles.index(k) for k in range(len(roles))])
+
+    def _ordered(self, source: Node, of: Node, order: Roles) -> Node:
+        """A copy with its dimensions in an order that has no name."""
+        made = self._call(of, aten.permute.default, source, list(order))
+        made = self._call(of, aten.clone.default, made, memory_format=torch.contiguous_format)
+        return self._call(of, aten.permute.default, made, [order.index(k) for k in range(len(order))])
 
     def _format(self, of: Node, last: bool) -> torch.memory_format:
         return _FORMATS[len(self.network.roles[of])] if last else torch.contiguous_format

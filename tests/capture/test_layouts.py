@@ -18,7 +18,7 @@ from torch.fx import GraphModule, Interpreter, Node
 
 import kgen
 from kgen import config
-from kgen.capture import torch_adapter
+from kgen.capture import layouts, torch_adapter
 from kgen.capture.eager_graph import EagerGraph
 from kgen.capture.layouts import choose_layouts
 from kgen.capture.min_cut import INFINITE, SINK, SOURCE, min_cut
@@ -247,6 +247,57 @@ def test_three_dimensions() -> None:
     made = laid_out(lambda x, w: F.conv3d(F.relu(F.conv3d(x, w, padding=1)), w, padding=1), torch.randn(1, 8, 8, 8, 8), w)
     calls = [n for n in made.graphs[0].graph.nodes if n.target is torch.ops.aten.convolution.default]
     assert all(n.args[0].meta["val"].is_contiguous(memory_format=torch.channels_last_3d) for n in calls)
+
+
+# ---- along one dimension ------------------------------------------------------------------------------------------------
+
+
+class Wave(nn.Module):
+    """A residual stack of dilated convolutions, with one that is transposed and one for each channel at its ends."""
+
+    def __init__(self, c: int) -> None:
+        super().__init__()
+        self.up = nn.ConvTranspose1d(c, c, 4, 2, 1)
+        self.layers = nn.ModuleList(nn.Conv1d(c, c, 3, padding=2**k, dilation=2**k) for k in range(3))
+        self.each = nn.Conv1d(c, c, 7, padding=3, groups=c, bias=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.up(x)
+        for layer in self.layers:
+            x = x + torch.tanh(layer(F.pad(x, (1, 0))))[..., 1:]
+        return self.each(x)
+
+
+@pytest.fixture
+def _rows_anywhere(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Images of one row on a CPU as well, which runs them too."""
+    monkeypatch.setattr(layouts, "_may_have_rows", lambda _: True)
+
+
+@pytest.mark.usefixtures("_rows_anywhere")
+@pytest.mark.parametrize("turned", [False, True])
+def test_convolutions_along_one_dimension_are_of_images_of_one_row(turned: bool) -> None:
+    x = torch.randn(2, 40, 8).transpose(1, 2) if turned else torch.randn(2, 8, 40)
+    made = laid_out(Wave(8).eval(), x)
+    assert made.layouts(torch.ops.aten.convolution.default) == {True: 5}
+    entries = [one for one in made.verdicts if one.outcome is Outcome.COPIED and "arg" in one.producer]
+    assert len(entries) == 4 + (not turned), "four weights (one is in both layouts) and the image"
+
+
+@pytest.mark.usefixtures("_rows_anywhere")
+@pytest.mark.parametrize("turned", [False, True])
+def test_their_gradients_have_eagers_strides(turned: bool) -> None:
+    module, made = Wave(8), Laid()
+    compiled = torch.compile(module, backend=made, fullgraph=True)
+    x = torch.randn(2, 40, 8).transpose(1, 2) if turned else torch.randn(2, 8, 40)
+
+    def gradients(fn: Callable[..., Any]) -> Any:
+        given = x.detach().requires_grad_()
+        y = fn(given)
+        return y.detach(), torch.autograd.grad(y.square().sum(), [given, *module.parameters()])
+
+    same(gradients(compiled), gradients(module))
+    assert made.layouts(torch.ops.aten.convolution_backward.default)[True] == 5
 
 
 @pytest.mark.parametrize(
