@@ -238,7 +238,7 @@ class _Network:
         made = node.meta["val"]
         images += [made] if isinstance(made, torch.Tensor) else [one for one in made[:1] if one is not None]
         weight, groups = node.args[_WEIGHT[node.target]].meta["val"], node.args[_GROUPS[node.target]]  # type: ignore[union-attr]
-        return self.costs.channels_first(images, weight, groups)  # type: ignore[arg-type]
+        return self.costs.channels_first(images, weight, groups)
 
     def verdict(self, node: Node, last: frozenset[Node]) -> Verdict | None:
         """What is decided of a convolution that changes, or might have."""
@@ -318,7 +318,7 @@ class _Rewriting:
                 self.made[node] = self._lifted(node, operands)
                 continue
             made = self.made[node] = self.graph.node_copy(node, operands.__getitem__)
-            if node.target is operator.getitem and self._is_lifted(node.args[0]):  # type: ignore[arg-type]
+            if node.target is operator.getitem and self._is_lifted(node.args[0]):
                 self.made[node] = self._part_of_lifted(made, node)
                 continue
             if _is_copy(node) and node in self.network.made_by and self._is_last(node) != self.network.is_last[node]:
