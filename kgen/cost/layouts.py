@@ -19,8 +19,8 @@ REORDERED: Mapping[str, Mapping[str, float]] = {
     "cpu": {"dense": 4.0, "grouped": 4.0, "depthwise": 1.5, "pointwise": 0.5, "few": 0.0},
     "cuda": {"dense": 2.0, "grouped": 0.0, "depthwise": 0.5, "pointwise": 0.5, "few": 0.0},
 }
-# Of some channels in each group cuDNN turns images over with channels last as well, and more slowly: 142 us more for 16x96x2001 in
-# 4 groups, transposed, and 7.2 ms for the gradient of 3 groups' filters at 16x45x65x66 (H100, bench.untuned).
+# With some channels in each group cuDNN turns images over as well where these are last, and more slowly: 142 us more for
+# 16x96x2001 in groups, transposed, and 7.2 ms for the gradient of 3 groups' filters at 16x45x65x66 (H100, bench.untuned).
 FEW = 4
 # And for each tap of a depthwise convolution of two dimensions on a GPU, of which torch has a kernel of its own where channels
 # are not the innermost dimension: 225 us for 25 taps of 32x128x56x56, and 50 with cuDNN's (H100, 2026-11-26, bench.untuned).
