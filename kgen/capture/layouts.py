@@ -238,7 +238,7 @@ class _Network:
         made = node.meta["val"]
         images += [made] if isinstance(made, torch.Tensor) else [one for one in made[:1] if one is not None]
         weight, groups = node.args[_WEIGHT[node.target]].meta["val"], node.args[_GROUPS[node.target]]  # type: ignore[union-attr]
-        return self.costs.channels_first(images, weight, groups)
+        return self.costs.channels_first(images, weight, groups)  # type: ignore[arg-type]
 
     def verdict(self, node: Node, last: frozenset[Node]) -> Verdict | None:
         """What is decided of a convolution that changes, or might have."""
