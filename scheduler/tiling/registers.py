@@ -17,12 +17,13 @@ REGISTER = 4
 
 def registers_of_a_point(kernel: Kernel) -> int:
     """Registers that hold the values of one inner point at the same time, as statements are computed one after the other:
-    those that differ from inner point to inner point, each from where it is computed to its last use."""
+    those that differ from inner point to inner point, each from where it is computed to its last use. Without inner loops, of
+    one point."""
     by_section: dict[int, list[Statement]] = {}
     for s in kernel.statements:
-        if s.inner:
+        if s.inner or not kernel.inner:
             by_section.setdefault(s.section, []).append(s)
-    inner = frozenset(kernel.inner)
+    inner = frozenset(kernel.inner or kernel.outer)
     return max((math.ceil(_most_bytes(section, inner) / REGISTER) for section in by_section.values()), default=0)
 
 

@@ -90,6 +90,8 @@ MIN_BLOCKS = 4
 MAX_REGISTER_ROW = 16384
 # Registers of a thread that values of its points may take in a reduction, and how many they take where they would take more.
 MOST_REGISTERS, FEW_REGISTERS = 256, 112
+# Statements of a pointwise kernel whose values fit in registers whatever its tile is.
+FEW_STATEMENTS = 16
 INT32 = 2**31 - 1
 
 
@@ -280,6 +282,10 @@ def _pointwise_blocks(kernel: Kernel, graph: ir.Graph, sizes: Sizes, gpu: Gpu) -
         block *= 2
     while block > THREADS and points < block * gpu.compute_units * 2:
         block //= 2
+    if block > THREADS and len(kernel.statements) > FEW_STATEMENTS:
+        each = registers_of_a_point(kernel)
+        while block > THREADS and each * block > MOST_REGISTERS * THREADS:
+            block //= 2
     return Blocks(x=block, warps=THREADS // 32)
 
 
@@ -348,6 +354,8 @@ def _reduction(kernel: Kernel, touches: list[Touch], sizes: Sizes, gpu: Gpu, wid
     if not across:
         blocks = _lightened(kernel, blocks)
         whole = whole and blocks.r >= length
+    elif whole:
+        blocks = _lightened_columns(kernel, blocks)
     return Tiling(kernel, kernel.outer, (), blocks, whole, wide)
 
 
@@ -365,6 +373,21 @@ def _lightened(kernel: Kernel, blocks: Blocks) -> Blocks:
             blocks = replace(blocks, warps=2 * blocks.warps)
         elif may_walk and blocks.r > 32 * blocks.warps:
             blocks = replace(blocks, r=blocks.r // 2)
+        else:
+            break
+    return blocks
+
+
+def _lightened_columns(kernel: Kernel, blocks: Blocks) -> Blocks:
+    """The same of columns in registers: first more threads share the tile, then it has fewer columns, of whole sectors yet."""
+    each = registers_of_a_point(kernel)
+    if each * _points_of_a_thread(blocks) <= MOST_REGISTERS:
+        return blocks
+    while each * _points_of_a_thread(blocks) > FEW_REGISTERS:
+        if blocks.warps < WALKING_WARPS:
+            blocks = replace(blocks, warps=2 * blocks.warps)
+        elif blocks.x > FEWEST_COLUMNS // 2:
+            blocks = replace(blocks, x=blocks.x // 2)
         else:
             break
     return blocks
