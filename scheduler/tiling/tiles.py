@@ -19,6 +19,7 @@ from kgen.ir import values as vs
 from kgen.ir.index import Expr, Sizes, Var
 from kgen.ir.plan import MAX_PERSISTENT, Blocks, ComboKernel, Kernel, Statement, Tiling
 from kgen.ir.values import Value
+from kgen.scheduler.tiling.guards import without_needless_guards
 from kgen.scheduler.tiling.loops import (
     Touch,
     collapsed,
@@ -103,7 +104,10 @@ def persistent(kernel: Kernel, limit: int = MAX_PERSISTENT) -> bool:
 
 def choose_tiles(kernel: Kernel, graph: ir.Graph, sizes: Sizes, gpu: Gpu, reorder: bool = True) -> Tiling:
     """The tiling of a kernel. Kernels without reductions and scans have no order among their points: all loops are axes."""
-    kernel = linearized(kernel, graph)
+    return without_needless_guards(_tiled(linearized(kernel, graph), graph, sizes, gpu, reorder), graph)
+
+
+def _tiled(kernel: Kernel, graph: ir.Graph, sizes: Sizes, gpu: Gpu, reorder: bool) -> Tiling:
     if not any(s.kind in ("reduction", "scan") for s in kernel.statements) and not _reads_what_changes(kernel):
         kernel = _flattened(kernel)
     elif reorder:
