@@ -91,6 +91,8 @@ MIN_BLOCKS = 4
 MAX_REGISTER_ROW = 16384
 # Registers of a thread that values of its points may take in a reduction, and how many they take where they would take more.
 MOST_REGISTERS, FEW_REGISTERS = 256, 112
+# Loads of scalars from which on the L1 cache is what a pointwise kernel waits for.
+MOST_SCALARS = 8
 # Statements of a pointwise kernel whose values fit in registers whatever its tile is.
 FEW_STATEMENTS = 16
 INT32 = 2**31 - 1
@@ -286,11 +288,31 @@ def _pointwise_blocks(kernel: Kernel, graph: ir.Graph, sizes: Sizes, gpu: Gpu) -
         block *= 2
     while block > THREADS and points < block * gpu.compute_units * 2:
         block //= 2
+    if block > THREADS and _reads_between_vectors(kernel, block // THREADS, sizes):
+        block = THREADS
     if block > THREADS and len(kernel.statements) > FEW_STATEMENTS:
         each = registers_of_a_point(kernel)
         while block > THREADS and each * block > MOST_REGISTERS * THREADS:
             block //= 2
     return Blocks(x=block, warps=THREADS // 32)
+
+
+def _reads_between_vectors(kernel: Kernel, width: int, sizes: Sizes) -> bool:
+    """Whether most loads begin between vectors, as those of windows. They are scalars then, of addresses a vector apart, each
+    of which the L1 cache serves as slowly as the full vector. With a point a thread, neighbours are loaded together."""
+    fast = kernel.outer[-1] if kernel.outer else None
+    if fast is None:
+        return False
+    offsets = [load.attr[1][0] for load in dict.fromkeys(l for s in kernel.statements for l in vs.loads(s.roots))]
+    runs = [offset for offset in offsets if stride_along(offset, fast, sizes) == 1]
+    between = sum(not _begins_at_vectors(offset, fast, width, sizes) for offset in runs)
+    return between >= MOST_SCALARS and 2 * between > len(runs)
+
+
+def _begins_at_vectors(offset: Expr, fast: Var, width: int, sizes: Sizes) -> bool:
+    others = [atom for atom in ix.free_atoms(offset) if atom is not fast]
+    steps = [stride_along(offset, v, sizes) if isinstance(v, Var) else None for v in others]
+    return offset.constant_term() % width == 0 and all(step is not None and step % width == 0 for step in steps)
 
 
 def _vector_block(kernel: Kernel, graph: ir.Graph, sizes: Sizes) -> int:
