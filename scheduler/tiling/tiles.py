@@ -65,6 +65,8 @@ WALKING_WARPS, AGAIN_WARP = 8, 512
 # programs of few columns: whole sectors. And points of such a tile: with twice as many, statistics of images take 1.2 times as
 # long (H100, 2026-11-26).
 COLUMNS, FEWEST_COLUMNS, COLUMN_POINTS = 64, 16, 512
+# Warps of such a program at most, and of all of an SM, where few programs have more of them to be done in fewer steps.
+MOST_COLUMN_WARPS, COLUMN_WARPS_PER_SM = 16, 32
 # Points of columns that a program holds in registers: of those that are read once, and of those that would be walked again.
 # And points of such a tile, of whose columns at least whole sectors lie side by side.
 SHORT_COLUMN, REGISTER_COLUMN, REGISTER_POINTS = 64, 512, 8192
@@ -432,11 +434,18 @@ def _grouped(kernel: Kernel, merged: Var, width: int, sizes: Sizes, gpu: Gpu, wi
 
 
 def _column_blocks(columns: Var, rows: int, length: int, sizes: Sizes, gpu: Gpu) -> Blocks:
-    """Few points a thread: accumulators are tiles, and folding them at the end costs their size."""
+    """Few points a thread: accumulators are tiles, and folding them at the end costs their size. Programs that an SM has few
+    of have more warps: each step waits for memory, and nothing else runs meanwhile."""
     x = min(COLUMNS, power_of_two(max(1, sizes.of(columns.extent))))
     while x > FEWEST_COLUMNS and rows < x * gpu.compute_units:
         x //= 2
-    return Blocks(x=x, r=_step(length, COLUMN_POINTS // x), warps=4)
+    warps, programs = THREADS // 32, -(-rows // x)
+    while warps < MOST_COLUMN_WARPS and 2 * warps * programs <= gpu.compute_units * COLUMN_WARPS_PER_SM:
+        warps *= 2
+    blocks = Blocks(x=x, r=_step(length, COLUMN_POINTS // x), warps=THREADS // 32)
+    while blocks.warps < warps and 2 * blocks.r <= length:
+        blocks = replace(blocks, r=2 * blocks.r, warps=2 * blocks.warps)
+    return blocks
 
 
 def _step(length: int, most: int) -> int:
