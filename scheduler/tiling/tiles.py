@@ -8,6 +8,7 @@ reduction is *persistent* when a program holds full rows in registers, else it w
 from __future__ import annotations
 
 import functools
+from collections.abc import Callable
 from dataclasses import replace
 
 import torch
@@ -32,7 +33,7 @@ from kgen.scheduler.tiling.loops import (
     unflattened,
     usual_stride,
 )
-from kgen.scheduler.tiling.registers import registers_of_a_point
+from kgen.scheduler.tiling.registers import registers_of_a_point, registers_of_a_row
 
 # A tile pays on both axes only where each is at least this long.
 MIN_TILE = 16
@@ -95,6 +96,8 @@ MAX_REGISTER_ROW = 16384
 MOST_REGISTERS, FEW_REGISTERS = 256, 112
 # Loads of scalars from which on the L1 cache is what a pointwise kernel waits for.
 MOST_SCALARS = 8
+# Threads that have what belongs to a row of a few points, of several rows in a program.
+ROW_COPIES = 2
 # Statements of a pointwise kernel whose values fit in registers whatever its tile is.
 FEW_STATEMENTS = 16
 INT32 = 2**31 - 1
@@ -390,11 +393,11 @@ def _reduction(kernel: Kernel, touches: list[Touch], sizes: Sizes, gpu: Gpu, wid
 def _lightened(kernel: Kernel, blocks: Blocks) -> Blocks:
     """With fewer points a thread where their values would not be in its registers: such as bilinear samples, which have twenty
     at a time. Rows are walked then, unless they are read again."""
-    each = registers_of_a_point(kernel)
-    if each * _points_of_a_thread(blocks) <= MOST_REGISTERS:
+    registers = _registers(kernel)
+    if registers(blocks) <= MOST_REGISTERS:
         return blocks
     may_walk = kernel.sections == 1 and not kernel.rows
-    while each * _points_of_a_thread(blocks) > FEW_REGISTERS:
+    while registers(blocks) > FEW_REGISTERS:
         if blocks.x > 1:
             blocks = replace(blocks, x=blocks.x // 2)
         elif blocks.warps < FEW_WARPS:
@@ -408,10 +411,10 @@ def _lightened(kernel: Kernel, blocks: Blocks) -> Blocks:
 
 def _lightened_columns(kernel: Kernel, blocks: Blocks) -> Blocks:
     """The same of columns in registers: first more threads share the tile, then it has fewer columns, of whole sectors yet."""
-    each = registers_of_a_point(kernel)
-    if each * _points_of_a_thread(blocks) <= MOST_REGISTERS:
+    registers = _registers(kernel)
+    if registers(blocks) <= MOST_REGISTERS:
         return blocks
-    while each * _points_of_a_thread(blocks) > FEW_REGISTERS:
+    while registers(blocks) > FEW_REGISTERS:
         if blocks.warps < WALKING_WARPS:
             blocks = replace(blocks, warps=2 * blocks.warps)
         elif blocks.x > FEWEST_COLUMNS // 2:
@@ -419,6 +422,14 @@ def _lightened_columns(kernel: Kernel, blocks: Blocks) -> Blocks:
         else:
             break
     return blocks
+
+
+def _registers(kernel: Kernel) -> Callable[[Blocks], int]:
+    """Registers of a thread that values of its points and of its rows take, by the tile."""
+    each, of_row = registers_of_a_point(kernel), registers_of_a_row(kernel)
+    return lambda blocks: (
+        each * _points_of_a_thread(blocks) + of_row * max(1, ROW_COPIES * blocks.x // (32 * blocks.warps))
+    )
 
 
 def _points_of_a_thread(blocks: Blocks) -> int:
