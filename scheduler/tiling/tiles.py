@@ -96,6 +96,8 @@ MAX_REGISTER_ROW = 16384
 MOST_REGISTERS, FEW_REGISTERS = 256, 112
 # Loads of scalars from which on the L1 cache is what a pointwise kernel waits for.
 MOST_SCALARS = 8
+# Bytes of what all rows of a table of pairs read from which on a program takes several of them, how many, and points of these.
+SHARED_ROW, MOST_SHARING, SHARED_TILE = 16384, 4, 16384
 # Threads that have what belongs to a row of a few points, of several rows in a program.
 ROW_COPIES = 2
 # Statements of a pointwise kernel whose values fit in registers whatever its tile is.
@@ -375,6 +377,7 @@ def _reduction(kernel: Kernel, touches: list[Touch], sizes: Sizes, gpu: Gpu, wid
     elif whole:
         r = power_of_two(length)
         x = _rows_per_program(rows, r, gpu, across)
+        x *= _rows_that_share(kernel, touches, sizes, x, rows, gpu)
         joins = 1 if across else len({s.section for s in kernel.statements if s.kind == "reduction"})
         blocks = Blocks(x=x, r=r, warps=_warps(x * r, joins))
     else:
@@ -475,6 +478,20 @@ def _rows_per_program(rows: int, r: int, gpu: Gpu, across: bool) -> int:
     while x > least and rows < x * gpu.compute_units * 2:
         x //= 2
     return x
+
+
+def _rows_that_share(kernel: Kernel, touches: list[Touch], sizes: Sizes, x: int, rows: int, gpu: Gpu) -> int:
+    """Rows for each of a program's where all rows read the same, as those of a table of all pairs: read by each row anew, it is
+    what L2 has to give."""
+    outer, length = frozenset(kernel.outer), sizes.points(kernel.inner)
+    along = [(t, ix.free_atoms(t.offset)) for t in touches if t.inner]
+    walked = [(t, outer.isdisjoint(atoms)) for t, atoms in along if not atoms.isdisjoint(kernel.inner)]
+    if x > 1 or not all(same for _, same in walked) or sum(t.distinct for t, _ in walked) < SHARED_ROW:
+        return 1
+    more = 1
+    while more < MOST_SHARING and rows >= 2 * more * 4 * gpu.compute_units and 2 * more * length <= SHARED_TILE:
+        more *= 2
+    return more
 
 
 def shared_blocks(rows: int, length: int, gpu: Gpu) -> Blocks:
