@@ -67,7 +67,7 @@ WALKING_WARPS, AGAIN_WARP = 8, 512
 # long (H100, 2026-11-26).
 COLUMNS, FEWEST_COLUMNS, COLUMN_POINTS = 64, 16, 512
 # Warps of such a program at most, and of all of an SM, where few programs have more of them to be done in fewer steps.
-MOST_COLUMN_WARPS, COLUMN_WARPS_PER_SM = 16, 32
+MOST_COLUMN_WARPS, COLUMN_WARPS_PER_SM = 16, 48
 # Points of columns that a program holds in registers: of those that are read once, and of those that would be walked again.
 # And points of such a tile, of whose columns at least whole sectors lie side by side.
 SHORT_COLUMN, REGISTER_COLUMN, REGISTER_POINTS = 64, 512, 8192
