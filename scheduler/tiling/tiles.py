@@ -68,6 +68,8 @@ WALKING_WARPS, AGAIN_WARP = 8, 512
 COLUMNS, FEWEST_COLUMNS, COLUMN_POINTS = 64, 16, 512
 # Warps of such a program at most, and of all of an SM, where few programs have more of them to be done in fewer steps.
 MOST_COLUMN_WARPS, COLUMN_WARPS_PER_SM = 16, 48
+# Registers that an SM has for each lane of its warps.
+REGISTERS_OF_WARPS = 2048
 # Points of columns that a program holds in registers: of those that are read once, and of those that would be walked again.
 # And points of such a tile, of whose columns at least whole sectors lie side by side.
 SHORT_COLUMN, REGISTER_COLUMN, REGISTER_POINTS = 64, 512, 8192
@@ -94,6 +96,8 @@ MIN_BLOCKS = 4
 MAX_REGISTER_ROW = 16384
 # Registers of a thread that values of its points may take in a reduction, and how many they take where they would take more.
 MOST_REGISTERS, FEW_REGISTERS = 256, 112
+# The same of columns in registers, whose loads are all under way at once.
+MOST_OF_COLUMNS = 160
 # Loads of scalars from which on the L1 cache is what a pointwise kernel waits for.
 MOST_SCALARS = 8
 # Bytes of what all rows of a table of pairs read from which on a program takes several of them, how many, and points of these.
@@ -200,9 +204,18 @@ def _of_member(tiling: Tiling, graph: ir.Graph, sizes: Sizes) -> Tiling:
     length = sizes.points(kernel.inner)
     if length > COMBO_STEPS[0] and _contiguous_across(kernel, list(distinct_touches(kernel, graph, sizes)), sizes):
         x = min(blocks.x, max(FEWEST_COLUMNS, 2 * COMBO_POINTS // blocks.r))
-        return replace(tiling, blocks=replace(blocks, x=x, warps=THREADS // 32))
+        return replace(tiling, blocks=_with_fewer_rows(kernel, replace(blocks, x=x, warps=THREADS // 32), FEWEST_COLUMNS // 2))
     r = next((step for step in COMBO_STEPS if length <= step), COMBO_STEPS[-1])
-    return replace(tiling, blocks=Blocks(x=COMBO_POINTS // r, r=r, warps=THREADS // 32), persistent=False)
+    blocks = _with_fewer_rows(kernel, Blocks(x=COMBO_POINTS // r, r=r, warps=THREADS // 32), 1)
+    return replace(tiling, blocks=blocks, persistent=False)
+
+
+def _with_fewer_rows(kernel: Kernel, blocks: Blocks, least: int) -> Blocks:
+    """Where values of all rows, and accumulators, would not be in registers."""
+    accumulators, registers = sum(s.kind == "reduction" for s in kernel.statements), _registers(kernel)
+    while blocks.x > least and registers(blocks) + accumulators * _points_of_a_thread(blocks) > MOST_OF_COLUMNS:
+        blocks = replace(blocks, x=blocks.x // 2)
+    return blocks
 
 
 def _flattened(kernel: Kernel) -> Kernel:
@@ -373,7 +386,7 @@ def _reduction(kernel: Kernel, touches: list[Touch], sizes: Sizes, gpu: Gpu, wid
         bool(kernel.rows) or not across or length <= (REGISTER_COLUMN if kernel.sections > 1 else SHORT_COLUMN)
     )
     if across and not whole:
-        blocks = _column_blocks(kernel.outer[-1], rows, length, sizes, gpu)
+        blocks = _column_blocks(kernel, kernel.outer[-1], sizes, gpu)
     elif whole:
         r = power_of_two(length)
         x = _rows_per_program(rows, r, gpu, across)
@@ -415,7 +428,7 @@ def _lightened(kernel: Kernel, blocks: Blocks) -> Blocks:
 def _lightened_columns(kernel: Kernel, blocks: Blocks) -> Blocks:
     """The same of columns in registers: first more threads share the tile, then it has fewer columns, of whole sectors yet."""
     registers = _registers(kernel)
-    if registers(blocks) <= MOST_REGISTERS:
+    if registers(blocks) <= MOST_OF_COLUMNS:
         return blocks
     while registers(blocks) > FEW_REGISTERS:
         if blocks.warps < WALKING_WARPS:
@@ -442,22 +455,32 @@ def _points_of_a_thread(blocks: Blocks) -> int:
 def _grouped(kernel: Kernel, merged: Var, width: int, sizes: Sizes, gpu: Gpu, wide: bool) -> Tiling:
     """Neighbouring channels of several groups along x, the pixels along r: whole cache lines of both."""
     outer = (*(v for v in kernel.outer if v is not merged), merged)
-    length = sizes.points(kernel.inner)
-    blocks = _column_blocks(merged, sizes.points(outer), length, sizes, gpu)
+    blocks = _column_blocks(kernel, merged, sizes, gpu)
     return Tiling(replace(kernel, outer=outer), outer, (), blocks, False, wide, width)
 
 
-def _column_blocks(columns: Var, rows: int, length: int, sizes: Sizes, gpu: Gpu) -> Blocks:
-    """Few points a thread: accumulators are tiles, and folding them at the end costs their size. Programs that an SM has few
-    of have more warps: each step waits for memory, and nothing else runs meanwhile."""
+def _column_blocks(kernel: Kernel, columns: Var, sizes: Sizes, gpu: Gpu) -> Blocks:
+    """Few points a thread: accumulators are tiles, and folding them at the end costs their size."""
+    rows, length = sizes.points(kernel.outer), sizes.points(kernel.inner)
     x = min(COLUMNS, power_of_two(max(1, sizes.of(columns.extent))))
     while x > FEWEST_COLUMNS and rows < x * gpu.compute_units:
         x //= 2
-    warps, programs = THREADS // 32, -(-rows // x)
-    while warps < MOST_COLUMN_WARPS and 2 * warps * programs <= gpu.compute_units * COLUMN_WARPS_PER_SM:
-        warps *= 2
     blocks = Blocks(x=x, r=_step(length, COLUMN_POINTS // x), warps=THREADS // 32)
-    while blocks.warps < warps and 2 * blocks.r <= length:
+    return _in_fewer_steps(kernel, blocks, -(-rows // x), length, gpu)
+
+
+def _in_fewer_steps(kernel: Kernel, blocks: Blocks, programs: int, length: int, gpu: Gpu) -> Blocks:
+    """With more warps, where an SM has few programs: each step waits for memory, and nothing else runs meanwhile. As long as
+    the values of a thread are in the registers that so many threads have."""
+    accumulators = sum(s.kind == "reduction" for s in kernel.statements)
+    registers = (registers_of_a_point(kernel) + accumulators) * _points_of_a_thread(blocks)
+
+    def may_double(blocks: Blocks) -> bool:
+        warps = 2 * blocks.warps
+        few = warps <= MOST_COLUMN_WARPS and warps * programs <= gpu.compute_units * COLUMN_WARPS_PER_SM
+        return few and 2 * blocks.r <= length and registers * warps <= REGISTERS_OF_WARPS // 2
+
+    while may_double(blocks):
         blocks = replace(blocks, r=2 * blocks.r, warps=2 * blocks.warps)
     return blocks
 
