@@ -252,8 +252,14 @@ def _divisor(windows: Windows, window: Sequence[Expr], count_padding: bool, over
     if override is not None:
         return ix.as_expr(override)
     count = ix.ONE
-    for k, start, pad, extent in zip(windows.size, windows.start(window), windows.padding, windows.extents, strict=True):
-        if count_padding:
+    last = windows.start([o - 1 for o in windows.out])
+    for k, start, pad, extent, end in zip(
+        windows.size, windows.start(window), windows.padding, windows.extents, last, strict=True
+    ):
+        counted = pad if count_padding else 0
+        if pad <= counted and ix.lower_bound(extent + counted - end - k) >= 0:  # no window reaches over an end
+            count = count * k
+        elif count_padding:
             count = count * (ix.minimum(start + k, extent + pad) - start)
         else:
             count = count * (ix.minimum(start + k, extent) - ix.maximum(start, 0))
@@ -284,6 +290,10 @@ def avg_pool_backward(rank: int) -> Callable[..., Tensor]:
 
         if math.prod(windows.covering()) <= MAX_UNROLLED:
             grad = gather_source(b, grad)
+            divisor = _divisor(windows, x.indices[-rank:], count_include_pad, divisor_override)
+            if divisor.as_int() is not None:  # the same for all windows: one division
+                total = _gathered(x, windows, lambda window: at(grad, [*x.indices[:-rank], *window]))
+                return x.with_value(_divided(total, divisor, grad.dtype))
             return x.with_value(_gathered(x, windows, lambda window: part([*x.indices[:-rank], *window])))
         return _scattered_windows(b, grad, x, windows, part)
 

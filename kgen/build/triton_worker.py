@@ -196,11 +196,28 @@ def compile_kernel(folder: Path, request: dict[str, Any]) -> None:
         source = _gluon_source(function, signature, attributes)
     else:
         source = ASTSource(function, signature, constexprs={}, attrs=attributes)
-    made = triton.compile(source, target=GPUTarget("cuda", request["arch"], 32), options=options)
+    target = GPUTarget("cuda", request["arch"], 32)
+    made = triton.compile(source, target=target, options=options)
+    if gives_up(made.asm["cubin"]) and options.get("maxnreg") is None:
+        made = triton.compile(source, target=target, options={**options, "maxnreg": most_registers(request["num_warps"])})
     cubin = folder / "kernel.cubin"
     cubin.write_bytes(made.asm["cubin"])
     facts = _facts(made.metadata, made.asm["ptx"], request["signature"])
     (folder / "result.json").write_text(json.dumps(facts), encoding="utf-8")
+
+
+def gives_up(cubin: bytes) -> bool:
+    """Whether ptxas left a kernel few registers and keeps the rest in memory. Where not all values fit, ptxas of CUDA 12.8 goes
+    down to 32 registers: kernels of 2 warps then had 7 KiB a thread in memory and took 25 times as long. Told how many there
+    are it takes them all."""
+    stack = max((int.from_bytes(size, "little") for size in _STACK.findall(cubin)), default=0)
+    registers = max((int.from_bytes(count, "little") for count in _REGISTERS.findall(cubin)), default=0)
+    return stack > _MUCH_STACK and registers <= _FEW_REGISTERS
+
+
+def most_registers(warps: int) -> int:
+    """Registers that a thread of a program of so many warps may have."""
+    return min(255, 65536 // (32 * warps) // 8 * 8)
 
 
 def _gluon_source(function: Any, signature: dict[str, str], attributes: dict[Any, Any]) -> Any:
@@ -283,4 +300,8 @@ def _map_format(meta: dict[str, Any]) -> tuple[dict[str, int], list[int]]:
 
 
 _HOPPER = 90
+# What a cubin says of a function: an attribute's format and number, 8 bytes, the function's symbol, and the value.
+_STACK = re.compile(rb"\x04\x12\x08\x00.{4}(.{4})", re.DOTALL)
+_REGISTERS = re.compile(rb"\x04\x2f\x08\x00.{4}(.{4})", re.DOTALL)
+_MUCH_STACK, _FEW_REGISTERS = 128, 64
 _UNUSUAL = {"num_ctas": 1, "launch_cooperative_grid": False}

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from itertools import accumulate
 
 from kgen.ir import index as ix
 from kgen.ir import nodes as ir
 from kgen.ir.index import Expr, Sizes, Var
 from kgen.ir.plan import MAX_PERSISTENT
-from kgen.scheduler.analysis.items import Item, Members
+from kgen.scheduler.analysis.items import Access, Item, Members
 from kgen.scheduler.analysis.loop_alignment import Space
 from kgen.scheduler.tiling.loops import GROUPS, unflattened_loops
 from kgen.scheduler.tiling.tiles import REGISTER_COLUMN
@@ -22,6 +23,8 @@ COLUMNS = 64
 MAX_ITEMS = 64
 MAX_COST = 2500
 MAX_BUFFERS = 96
+# Values that a longer chain of items may need at the same time: a thread has 255 registers, for a point or two of each.
+MAX_LIVE = 96
 # Times what two kernels share that each may read of its own, where that is much.
 OF_THEIR_OWN = 16
 # Points of a row from which on it matters how many programs walk rows.
@@ -38,7 +41,7 @@ class Limits:
     more than `column_bytes`, COLUMNS of them counted, are out of the cache when a task walks down again: worse than two
     kernels. Those of `register_column` points are in registers then. Two kernels that share little stay apart where each reads
     more than `waiting` bytes that were made for it alone: one kernel would need both in memory, and save little but a
-    launch."""
+    launch. A chain of up to `chain` items is one kernel where few of its values are needed at the same time."""
 
     long_row: int
     min_rows: int
@@ -50,6 +53,7 @@ class Limits:
     column_bytes: int = 48 * 1024
     register_column: int = 0
     waiting: int = 1 << 19
+    chain: int = 0
 
 
 LIMITS = {
@@ -65,6 +69,7 @@ LIMITS = {
         lanes=32,
         register_column=REGISTER_COLUMN,
         waiting=64 << 20,
+        chain=512,
     ),
 }
 
@@ -72,9 +77,7 @@ LIMITS = {
 def unprofitable(graph: ir.Graph, sizes: Sizes, a: Members, b: Members, space: Space, limits: Limits) -> Reason | None:
     """Why the merged kernel would be worse although it moves less memory."""
     outer, inner = space.outer, space.inner
-    if len(a.items) + len(b.items) > MAX_ITEMS or a.cost + b.cost > MAX_COST:
-        return Reason.TOO_LARGE
-    if len(a.reads) + len(b.reads) + len(a.made) + len(b.made) > 2 * MAX_BUFFERS:
+    if _is_large(a, b) and not _is_chain(a, b, limits.chain):
         return Reason.TOO_LARGE
     if _would_wait(graph, sizes, a, b, limits.waiting):
         return Reason.BOTH_IN_MEMORY
@@ -87,6 +90,38 @@ def unprofitable(graph: ir.Graph, sizes: Sizes, a: Members, b: Members, space: S
     if inner and few and not _ordered(a, b):
         return Reason.PARALLELISM  # as two kernels all points are independent
     return None
+
+
+def _is_large(a: Members, b: Members) -> bool:
+    if len(a.items) + len(b.items) > MAX_ITEMS or a.cost + b.cost > MAX_COST:
+        return True
+    return len(a.reads) + len(b.reads) + len(a.made) + len(b.made) > 2 * MAX_BUFFERS
+
+
+def _is_chain(a: Members, b: Members, longest: int) -> bool:
+    """Whether the two are steps of an unrolled recurrence, of independent points: however many steps there are, few values
+    are needed at the same time. Cut anywhere, a chain stores its values and reads them again."""
+    if len(a.items) + len(b.items) > longest or a.cost + b.cost > MAX_COST * longest // (2 * MAX_ITEMS):
+        return False
+    items = sorted(a.items + b.items, key=lambda i: i.position)
+    if any(item.reduces or item.in_order for item in items):
+        return False
+    made, read = {out for item in items for out in item.outs}, a.reads.keys() | b.reads.keys()
+    return len(made ^ read) <= 2 * MAX_BUFFERS and _live(items) <= MAX_LIVE
+
+
+def _live(items: list[Item]) -> int:
+    """Elements that items in this order need at the same time: each from where it is made, or first read, to its last reader."""
+    first, last = dict[Access, int](), dict[Access, int]()
+    for k, item in enumerate(items):
+        for access in (*item.reads, *(Access(out, item.store) for out in item.outs)):
+            first.setdefault(access, k)
+            last[access] = k
+    change = [0] * (len(items) + 1)
+    for access, k in first.items():
+        change[k] += 1
+        change[last[access]] -= 1
+    return max(accumulate(change))
 
 
 def _would_wait(graph: ir.Graph, sizes: Sizes, a: Members, b: Members, much: int) -> bool:

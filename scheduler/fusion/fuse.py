@@ -136,14 +136,24 @@ class Fuser:
             return 0
         total = 0
         for name in self.common(a, b):
-            nbytes = self._bytes.get(name)
-            if nbytes is None:
-                nbytes = self._bytes[name] = self.sizes.bytes(self.graph.buffers[name])
+            nbytes = self._shared_bytes(a, b, name)
             total += nbytes
             made = name in a.members.made or name in b.members.made
             if made and name not in self.outputs and self._only_readers(name, a, b):
                 total += nbytes  # nobody else needs it: it is never stored
         return total
+
+    def _shared_bytes(self, a: Group, b: Group, name: str) -> int:
+        """Bytes of a buffer that both may touch, no more than either does: each step of an unrolled loop reads a slice."""
+        whole = self._bytes.get(name)
+        if whole is None:
+            whole = self._bytes[name] = self.sizes.bytes(self.graph.buffers[name])
+        return min(whole, self._touched_bytes(a, name, whole), self._touched_bytes(b, name, whole))
+
+    def _touched_bytes(self, group: Group, name: str, whole: int) -> int:
+        """Bytes of a buffer that a group touches at most: an access touches no more elements than the group has points."""
+        one = self.sizes.points((*group.outer, *group.inner)) * self.graph.buffers[name].dtype.itemsize
+        return whole if one >= whole else one * max(1, len(self._all_indices(group, name)))
 
     def _only_readers(self, name: str, a: Group, b: Group) -> bool:
         readers = self.readers.get(name, {})
@@ -341,10 +351,13 @@ class Fuser:
         return list(dict.fromkeys((*head, *flows, *rest) if first in flows else (*flows, *head, *rest)))
 
     def _indices(self, group: Group, name: str) -> list[Index]:
+        return self._all_indices(group, name)[:3]
+
+    def _all_indices(self, group: Group, name: str) -> list[Index]:
         maker = group.members.made.get(name)
         found = [maker.store] if maker is not None else []
         found += [index for _, index in group.members.reads.get(name, ())]
-        return list(dict.fromkeys(found))[:3]
+        return list(dict.fromkeys(found))
 
     def _path(self, a: Group, b: Group) -> Reason | None:
         """Whether a third group is on a path between the two. Ranks order the group graph, so that only groups ranked
@@ -403,6 +416,7 @@ class Fuser:
             self.producer[buffer] = a
         for buffer in b.members.reads:
             readers = self.readers.setdefault(buffer, {})
+            self._push_neighbours(b, buffer)
             readers.pop(b.serial, None)
             readers[a.serial] = a
         self._rewire(a, b)
@@ -411,6 +425,14 @@ class Fuser:
             other = self._by_serial.get(serial)
             if other is not None:
                 self._push_in_order(a, other, buffer)
+
+    def _push_neighbours(self, leaves: Group, buffer: str) -> None:
+        """Queues the readers that are next to each other once one between them is part of another group."""
+        readers = self.readers[buffer]
+        if leaves.serial in readers and len(readers) <= MAX_READERS:
+            around = _adjacent(leaves, readers.values())
+            if len(around) == 2:
+                self._push_in_order(*around, buffer)
 
     def _rewire(self, a: Group, b: Group) -> None:
         """Replaces `b` by `a` in the group graph."""

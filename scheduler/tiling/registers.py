@@ -4,10 +4,9 @@ many times over."""
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 
 from kgen.ir import values as vs
-from kgen.ir.index import Var
 from kgen.ir.plan import Kernel, Statement
 from kgen.ir.values import Value
 
@@ -17,33 +16,43 @@ REGISTER = 4
 
 def registers_of_a_point(kernel: Kernel) -> int:
     """Registers that hold the values of one inner point at the same time, as statements are computed one after the other:
-    those that differ from inner point to inner point, each from where it is computed to its last use."""
+    those that differ from inner point to inner point, each from where it is computed to its last use. Without inner loops, of
+    one point."""
     by_section: dict[int, list[Statement]] = {}
     for s in kernel.statements:
-        if s.inner:
+        if s.inner or not kernel.inner:
             by_section.setdefault(s.section, []).append(s)
-    inner = frozenset(kernel.inner)
-    return max((math.ceil(_most_bytes(section, inner) / REGISTER) for section in by_section.values()), default=0)
+    inner = frozenset(kernel.inner or kernel.outer)
+    return max((_most_registers(one, lambda v: not inner.isdisjoint(v.variables())) for one in by_section.values()), default=0)
 
 
-def _most_bytes(statements: Sequence[Statement], inner: frozenset[Var]) -> int:
-    """The most bytes of a point that are alive together. A buffer that an earlier statement made is that statement's value."""
+def registers_of_a_row(kernel: Kernel) -> int:
+    """Registers that hold the values of one outer point at the same time: those that are the same at all of its inner points."""
+    outer, inner = frozenset(kernel.outer), frozenset(kernel.inner)
+    order = sorted(kernel.statements, key=lambda s: (s.section, not s.inner))
+    return _most_registers(order, lambda v: inner.isdisjoint(v.variables()) and not outer.isdisjoint(v.variables()))
+
+
+def _most_registers(statements: Sequence[Statement], counts: Callable[[Value], bool]) -> int:
+    """What the values that count take when most of them are alive. A buffer that an earlier statement made is that statement's
+    value."""
     made: dict[str, Value] = {}
     computed: list[Value] = []
     last_use: dict[Value, int] = {}
     for s in statements:
         for value in vs.topological(s.roots):
             value = _resolved(value, made)
-            if value in last_use or value.op in ("const", "index") or inner.isdisjoint(value.variables()):
+            if value in last_use or value.op in ("const", "index"):
                 continue
             for used in vs.children(value):
                 _mark(last_use, _resolved(used, made), len(computed))
-            last_use[value] = len(computed)
-            computed.append(value)
+            if counts(value):
+                last_use[value] = len(computed)
+                computed.append(value)
         for root in s.roots:
             _mark(last_use, _resolved(root, made), len(computed))
         made |= dict.fromkeys(s.outs, _resolved(s.value, made))
-    return _peak(computed, last_use)
+    return math.ceil(_peak(computed, last_use) / REGISTER)
 
 
 def _mark(last_use: dict[Value, int], value: Value, at: int) -> None:

@@ -8,6 +8,7 @@ reduction is *persistent* when a program holds full rows in registers, else it w
 from __future__ import annotations
 
 import functools
+from collections.abc import Callable
 from dataclasses import replace
 
 import torch
@@ -19,6 +20,7 @@ from kgen.ir import values as vs
 from kgen.ir.index import Expr, Sizes, Var
 from kgen.ir.plan import MAX_PERSISTENT, Blocks, ComboKernel, Kernel, Statement, Tiling
 from kgen.ir.values import Value
+from kgen.scheduler.tiling.guards import without_needless_guards
 from kgen.scheduler.tiling.loops import (
     Touch,
     collapsed,
@@ -31,7 +33,7 @@ from kgen.scheduler.tiling.loops import (
     unflattened,
     usual_stride,
 )
-from kgen.scheduler.tiling.registers import registers_of_a_point
+from kgen.scheduler.tiling.registers import registers_of_a_point, registers_of_a_row
 
 # A tile pays on both axes only where each is at least this long.
 MIN_TILE = 16
@@ -64,6 +66,10 @@ WALKING_WARPS, AGAIN_WARP = 8, 512
 # programs of few columns: whole sectors. And points of such a tile: with twice as many, statistics of images take 1.2 times as
 # long (H100, 2026-11-26).
 COLUMNS, FEWEST_COLUMNS, COLUMN_POINTS = 64, 16, 512
+# Warps of such a program at most, and of all of an SM, where few programs have more of them to be done in fewer steps.
+MOST_COLUMN_WARPS, COLUMN_WARPS_PER_SM = 16, 48
+# Registers that an SM has for each lane of its warps.
+REGISTERS_OF_WARPS = 2048
 # Points of columns that a program holds in registers: of those that are read once, and of those that would be walked again.
 # And points of such a tile, of whose columns at least whole sectors lie side by side.
 SHORT_COLUMN, REGISTER_COLUMN, REGISTER_POINTS = 64, 512, 8192
@@ -90,6 +96,16 @@ MIN_BLOCKS = 4
 MAX_REGISTER_ROW = 16384
 # Registers of a thread that values of its points may take in a reduction, and how many they take where they would take more.
 MOST_REGISTERS, FEW_REGISTERS = 256, 112
+# The same of columns in registers, whose loads are all under way at once.
+MOST_OF_COLUMNS = 160
+# Loads of scalars from which on the L1 cache is what a pointwise kernel waits for.
+MOST_SCALARS = 8
+# Bytes of what all rows of a table of pairs read from which on a program takes several of them, how many, and points of these.
+SHARED_ROW, MOST_SHARING, SHARED_TILE = 16384, 4, 16384
+# Threads that have what belongs to a row of a few points, of several rows in a program.
+ROW_COPIES = 2
+# Statements of a pointwise kernel whose values fit in registers whatever its tile is.
+FEW_STATEMENTS = 16
 INT32 = 2**31 - 1
 
 
@@ -101,7 +117,10 @@ def persistent(kernel: Kernel, limit: int = MAX_PERSISTENT) -> bool:
 
 def choose_tiles(kernel: Kernel, graph: ir.Graph, sizes: Sizes, gpu: Gpu, reorder: bool = True) -> Tiling:
     """The tiling of a kernel. Kernels without reductions and scans have no order among their points: all loops are axes."""
-    kernel = linearized(kernel, graph)
+    return without_needless_guards(_tiled(linearized(kernel, graph), graph, sizes, gpu, reorder), graph)
+
+
+def _tiled(kernel: Kernel, graph: ir.Graph, sizes: Sizes, gpu: Gpu, reorder: bool) -> Tiling:
     if not any(s.kind in ("reduction", "scan") for s in kernel.statements) and not _reads_what_changes(kernel):
         kernel = _flattened(kernel)
     elif reorder:
@@ -185,9 +204,18 @@ def _of_member(tiling: Tiling, graph: ir.Graph, sizes: Sizes) -> Tiling:
     length = sizes.points(kernel.inner)
     if length > COMBO_STEPS[0] and _contiguous_across(kernel, list(distinct_touches(kernel, graph, sizes)), sizes):
         x = min(blocks.x, max(FEWEST_COLUMNS, 2 * COMBO_POINTS // blocks.r))
-        return replace(tiling, blocks=replace(blocks, x=x, warps=THREADS // 32))
+        return replace(tiling, blocks=_with_fewer_rows(kernel, replace(blocks, x=x, warps=THREADS // 32), FEWEST_COLUMNS // 2))
     r = next((step for step in COMBO_STEPS if length <= step), COMBO_STEPS[-1])
-    return replace(tiling, blocks=Blocks(x=COMBO_POINTS // r, r=r, warps=THREADS // 32), persistent=False)
+    blocks = _with_fewer_rows(kernel, Blocks(x=COMBO_POINTS // r, r=r, warps=THREADS // 32), 1)
+    return replace(tiling, blocks=blocks, persistent=False)
+
+
+def _with_fewer_rows(kernel: Kernel, blocks: Blocks, least: int) -> Blocks:
+    """Where values of all rows, and accumulators, would not be in registers."""
+    accumulators, registers = sum(s.kind == "reduction" for s in kernel.statements), _registers(kernel)
+    while blocks.x > least and registers(blocks) + accumulators * _points_of_a_thread(blocks) > MOST_OF_COLUMNS:
+        blocks = replace(blocks, x=blocks.x // 2)
+    return blocks
 
 
 def _flattened(kernel: Kernel) -> Kernel:
@@ -280,7 +308,31 @@ def _pointwise_blocks(kernel: Kernel, graph: ir.Graph, sizes: Sizes, gpu: Gpu) -
         block *= 2
     while block > THREADS and points < block * gpu.compute_units * 2:
         block //= 2
+    if block > THREADS and _reads_between_vectors(kernel, block // THREADS, sizes):
+        block = THREADS
+    if block > THREADS and len(kernel.statements) > FEW_STATEMENTS:
+        each = registers_of_a_point(kernel)
+        while block > THREADS and each * block > MOST_REGISTERS * THREADS:
+            block //= 2
     return Blocks(x=block, warps=THREADS // 32)
+
+
+def _reads_between_vectors(kernel: Kernel, width: int, sizes: Sizes) -> bool:
+    """Whether most loads begin between vectors, as those of windows. They are scalars then, of addresses a vector apart, each
+    of which the L1 cache serves as slowly as the full vector. With a point a thread, neighbours are loaded together."""
+    fast = kernel.outer[-1] if kernel.outer else None
+    if fast is None:
+        return False
+    offsets = [load.attr[1][0] for load in dict.fromkeys(l for s in kernel.statements for l in vs.loads(s.roots))]
+    runs = [offset for offset in offsets if stride_along(offset, fast, sizes) == 1]
+    between = sum(not _begins_at_vectors(offset, fast, width, sizes) for offset in runs)
+    return between >= MOST_SCALARS and 2 * between > len(runs)
+
+
+def _begins_at_vectors(offset: Expr, fast: Var, width: int, sizes: Sizes) -> bool:
+    others = [atom for atom in ix.free_atoms(offset) if atom is not fast]
+    steps = [stride_along(offset, v, sizes) if isinstance(v, Var) else None for v in others]
+    return offset.constant_term() % width == 0 and all(step is not None and step % width == 0 for step in steps)
 
 
 def _vector_block(kernel: Kernel, graph: ir.Graph, sizes: Sizes) -> int:
@@ -334,10 +386,11 @@ def _reduction(kernel: Kernel, touches: list[Touch], sizes: Sizes, gpu: Gpu, wid
         bool(kernel.rows) or not across or length <= (REGISTER_COLUMN if kernel.sections > 1 else SHORT_COLUMN)
     )
     if across and not whole:
-        blocks = _column_blocks(kernel.outer[-1], rows, length, sizes, gpu)
+        blocks = _column_blocks(kernel, kernel.outer[-1], sizes, gpu)
     elif whole:
         r = power_of_two(length)
         x = _rows_per_program(rows, r, gpu, across)
+        x *= _rows_that_share(kernel, touches, sizes, x, rows, gpu)
         joins = 1 if across else len({s.section for s in kernel.statements if s.kind == "reduction"})
         blocks = Blocks(x=x, r=r, warps=_warps(x * r, joins))
     else:
@@ -348,17 +401,19 @@ def _reduction(kernel: Kernel, touches: list[Touch], sizes: Sizes, gpu: Gpu, wid
     if not across:
         blocks = _lightened(kernel, blocks)
         whole = whole and blocks.r >= length
+    elif whole:
+        blocks = _lightened_columns(kernel, blocks)
     return Tiling(kernel, kernel.outer, (), blocks, whole, wide)
 
 
 def _lightened(kernel: Kernel, blocks: Blocks) -> Blocks:
     """With fewer points a thread where their values would not be in its registers: such as bilinear samples, which have twenty
     at a time. Rows are walked then, unless they are read again."""
-    each = registers_of_a_point(kernel)
-    if each * _points_of_a_thread(blocks) <= MOST_REGISTERS:
+    registers = _registers(kernel)
+    if registers(blocks) <= MOST_REGISTERS:
         return blocks
     may_walk = kernel.sections == 1 and not kernel.rows
-    while each * _points_of_a_thread(blocks) > FEW_REGISTERS:
+    while registers(blocks) > FEW_REGISTERS:
         if blocks.x > 1:
             blocks = replace(blocks, x=blocks.x // 2)
         elif blocks.warps < FEW_WARPS:
@@ -370,6 +425,29 @@ def _lightened(kernel: Kernel, blocks: Blocks) -> Blocks:
     return blocks
 
 
+def _lightened_columns(kernel: Kernel, blocks: Blocks) -> Blocks:
+    """The same of columns in registers: first more threads share the tile, then it has fewer columns, of whole sectors yet."""
+    registers = _registers(kernel)
+    if registers(blocks) <= MOST_OF_COLUMNS:
+        return blocks
+    while registers(blocks) > FEW_REGISTERS:
+        if blocks.warps < WALKING_WARPS:
+            blocks = replace(blocks, warps=2 * blocks.warps)
+        elif blocks.x > FEWEST_COLUMNS // 2:
+            blocks = replace(blocks, x=blocks.x // 2)
+        else:
+            break
+    return blocks
+
+
+def _registers(kernel: Kernel) -> Callable[[Blocks], int]:
+    """Registers of a thread that values of its points and of its rows take, by the tile."""
+    each, of_row = registers_of_a_point(kernel), registers_of_a_row(kernel)
+    return lambda blocks: (
+        each * _points_of_a_thread(blocks) + of_row * max(1, ROW_COPIES * blocks.x // (32 * blocks.warps))
+    )
+
+
 def _points_of_a_thread(blocks: Blocks) -> int:
     return max(1, blocks.x * blocks.r // (32 * blocks.warps))
 
@@ -377,17 +455,34 @@ def _points_of_a_thread(blocks: Blocks) -> int:
 def _grouped(kernel: Kernel, merged: Var, width: int, sizes: Sizes, gpu: Gpu, wide: bool) -> Tiling:
     """Neighbouring channels of several groups along x, the pixels along r: whole cache lines of both."""
     outer = (*(v for v in kernel.outer if v is not merged), merged)
-    length = sizes.points(kernel.inner)
-    blocks = _column_blocks(merged, sizes.points(outer), length, sizes, gpu)
+    blocks = _column_blocks(kernel, merged, sizes, gpu)
     return Tiling(replace(kernel, outer=outer), outer, (), blocks, False, wide, width)
 
 
-def _column_blocks(columns: Var, rows: int, length: int, sizes: Sizes, gpu: Gpu) -> Blocks:
+def _column_blocks(kernel: Kernel, columns: Var, sizes: Sizes, gpu: Gpu) -> Blocks:
     """Few points a thread: accumulators are tiles, and folding them at the end costs their size."""
+    rows, length = sizes.points(kernel.outer), sizes.points(kernel.inner)
     x = min(COLUMNS, power_of_two(max(1, sizes.of(columns.extent))))
     while x > FEWEST_COLUMNS and rows < x * gpu.compute_units:
         x //= 2
-    return Blocks(x=x, r=_step(length, COLUMN_POINTS // x), warps=4)
+    blocks = Blocks(x=x, r=_step(length, COLUMN_POINTS // x), warps=THREADS // 32)
+    return _in_fewer_steps(kernel, blocks, -(-rows // x), length, gpu)
+
+
+def _in_fewer_steps(kernel: Kernel, blocks: Blocks, programs: int, length: int, gpu: Gpu) -> Blocks:
+    """With more warps, where an SM has few programs: each step waits for memory, and nothing else runs meanwhile. As long as
+    the values of a thread are in the registers that so many threads have."""
+    accumulators = sum(s.kind == "reduction" for s in kernel.statements)
+    registers = (registers_of_a_point(kernel) + accumulators) * _points_of_a_thread(blocks)
+
+    def may_double(blocks: Blocks) -> bool:
+        warps = 2 * blocks.warps
+        few = warps <= MOST_COLUMN_WARPS and warps * programs <= gpu.compute_units * COLUMN_WARPS_PER_SM
+        return few and 2 * blocks.r <= length and registers * warps <= REGISTERS_OF_WARPS // 2
+
+    while may_double(blocks):
+        blocks = replace(blocks, r=2 * blocks.r, warps=2 * blocks.warps)
+    return blocks
 
 
 def _step(length: int, most: int) -> int:
@@ -406,6 +501,20 @@ def _rows_per_program(rows: int, r: int, gpu: Gpu, across: bool) -> int:
     while x > least and rows < x * gpu.compute_units * 2:
         x //= 2
     return x
+
+
+def _rows_that_share(kernel: Kernel, touches: list[Touch], sizes: Sizes, x: int, rows: int, gpu: Gpu) -> int:
+    """Rows for each of a program's where all rows read the same, as those of a table of all pairs: read by each row anew, it is
+    what L2 has to give."""
+    outer, length = frozenset(kernel.outer), sizes.points(kernel.inner)
+    along = [(t, ix.free_atoms(t.offset)) for t in touches if t.inner]
+    walked = [(t, outer.isdisjoint(atoms)) for t, atoms in along if not atoms.isdisjoint(kernel.inner)]
+    if x > 1 or not all(same for _, same in walked) or sum(t.distinct for t, _ in walked) < SHARED_ROW:
+        return 1
+    more = 1
+    while more < MOST_SHARING and rows >= 2 * more * 4 * gpu.compute_units and 2 * more * length <= SHARED_TILE:
+        more *= 2
+    return more
 
 
 def shared_blocks(rows: int, length: int, gpu: Gpu) -> Blocks:

@@ -6,13 +6,14 @@ of the loop over the inner space.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 from kgen.ir import index as ix
 from kgen.ir import nodes as ir
 from kgen.ir import ops
 from kgen.ir import values as vs
-from kgen.ir.index import Atom, Expr
+from kgen.ir.index import Atom, Expr, Var
 from kgen.ir.plan import Statement, Tiling
 from kgen.ir.values import Value
 from kgen.templates.triton.codegen.online_softmax import Rescaled, rescaled_sums
@@ -61,6 +62,7 @@ class Emitter(PointEmitter):
         self.current, self.passes = -1, dict[Value, list[int]]()  # the section under way; those that load a value of the row
         self.runs, self.run_variables = False, set[Atom]()  # whether texts are of the first points of runs, and what they name
         self._masked = self._ragged()
+        self.positions = [self._position_along(axis, loops) for axis, loops in self._axes_of_loops() if len(loops) > 1]
 
     # ---- driver -----------------------------------------------------------------------------------------------------
 
@@ -383,15 +385,31 @@ class Emitter(PointEmitter):
 
     # ---- the axes ------------------------------------------------------------------------------------------------------------
 
+    def _axes_of_loops(self) -> Iterator[tuple[str, tuple[Var, ...]]]:
+        yield from (("x", self.tiling.x), ("y", self.tiling.y), ("r", self.kernel.inner))
+
+    def _position_along(self, axis: str, loops: tuple[Var, ...]) -> tuple[frozenset[Atom], Expr]:
+        """The loops of an axis, and what their position less the axis' own index is: 0, in other words."""
+        index = ix.var(f"{axis}i", ix.product(v.extent for v in loops))
+        self.axis_of[index] = axis
+        return frozenset(loops), index.expr() - ix.position_in(loops)
+
+    def _place(self, buffer: str, offset: Expr, level: Axes) -> str:
+        """Where an axis is one run of memory, its own index is the offset: the compiler sees neighbours in it, and loads them
+        together, which it does not in a sum of remainders of that index."""
+        for loops, less in self.positions:
+            shorter = offset + less
+            if loops.isdisjoint(ix.free_atoms(shorter)):
+                offset = shorter
+        return super()._place(buffer, offset, level)
+
     def masked(self) -> Axes:
         """Axes whose last tile reaches past the end."""
         return self._masked
 
     def _ragged(self) -> Axes:
         blocks, found = self.tiling.blocks, set()
-        for axis, loops, block in (
-            ("x", self.tiling.x, blocks.x), ("y", self.tiling.y, blocks.y), ("r", self.kernel.inner, blocks.r)
-        ):  # fmt: skip
+        for (axis, loops), block in zip(self._axes_of_loops(), (blocks.x, blocks.y, blocks.r), strict=True):
             extent = ix.product(v.extent for v in loops).as_int()
             if not extent or extent % block:  # of nothing, too
                 found.add(axis)

@@ -1,0 +1,135 @@
+"""Joins the gradients of a tensor's slices.
+
+Autograd gives ``x[:, t]`` a gradient of zeros but for one slice, and adds these up: a recurrence that is unrolled over 24 steps
+makes 24 tensors as large as x. As values of one kernel they are 24 selections at each element. One stack of the slices has the
+same elements, and the kernels that make the slices store them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch.fx import GraphModule, Node
+
+aten = torch.ops.aten
+# As many slices as this are worth a tensor in memory. Up to four may be selected at no cost.
+LEAST = 5
+
+
+@dataclass(slots=True)
+class _Sum:
+    """The summands of a tree of additions: slices by their index, and what has all elements."""
+
+    slices: dict[int, Node] = field(default_factory=dict)
+    dense: list[Node] = field(default_factory=list)
+    dims: set[int] = field(default_factory=set)
+    additions: list[Node] = field(default_factory=list)
+    scatters: list[Node] = field(default_factory=list)
+    repeats: bool = False
+
+
+def join_slices(gm: GraphModule) -> None:
+    """Rewrites sums of `select_scatter`s into zeros as a `stack`. Each element has one summand that is no zero, and one more
+    where a tensor of all elements is added: no order of additions changes. Of a zero only the sign may."""
+    for node in reversed(list(gm.graph.nodes)):
+        if _is_sum(node) and not any(_is_sum(user) and _is_own(node) for user in node.users):
+            _try(gm, node)
+
+
+def _try(gm: GraphModule, node: Node) -> None:
+    found = _Sum()
+    _collect(node, found, node)
+    value = node.meta.get("val")
+    if len(found.slices) < LEAST or len(found.dims) > 1 or len(found.dense) > 1 or found.repeats:
+        return
+    if not isinstance(value, torch.Tensor) or not value.is_contiguous():
+        return
+    (dim,) = found.dims
+    count = value.shape[dim]
+    if not isinstance(count, int) or count > 2 * len(found.slices):
+        return
+    with gm.graph.inserting_before(node):
+        made = gm.graph.call_function(aten.stack.default, (list(_parts(gm, found.slices, count)), dim))
+        made.meta = dict(node.meta)
+        if found.dense:
+            made = gm.graph.call_function(aten.add.Tensor, (found.dense[0], made))
+            made.meta = dict(node.meta)
+    node.replace_all_uses_with(made)
+    for unused in (*found.additions, *found.scatters):
+        gm.graph.erase_node(unused)
+
+
+def _parts(gm: GraphModule, slices: dict[int, Node], count: int) -> Iterator[Node]:
+    """A slice for each index: zeros where there is none."""
+    like = next(iter(slices.values()))
+    for k in range(count):
+        if k in slices:
+            yield slices[k]
+            continue
+        value = like.meta["val"]
+        options = {"dtype": value.dtype, "device": value.device}
+        zeros = gm.graph.call_function(aten.full.default, (list(value.shape), 0), options)
+        zeros.meta = {**like.meta, "val": value.new_zeros(value.shape)}
+        yield zeros
+
+
+def _collect(node: Node, found: _Sum, top: Node) -> None:
+    """The summands, first ones first, without recursion: a sum may be as deep as a sequence is long."""
+    stack: list[Node] = [node]
+    while stack:
+        one = stack.pop()
+        if one is top or (_is_sum(one) and _is_own(one)):
+            found.additions.append(one)
+            stack += [arg for arg in reversed(one.args) if isinstance(arg, Node)]
+        elif _is_slice(one, top):
+            index, dim = _place(one)
+            found.repeats |= index in found.slices
+            found.slices[index] = one.args[1]  # type: ignore[assignment]
+            found.dims.add(dim)
+            found.scatters.append(one)
+        else:
+            found.dense.append(one)
+
+
+def _is_sum(node: Node) -> bool:
+    """Whether it adds two tensors of its own shape and type."""
+    if node.op != "call_function" or node.target is not aten.add.Tensor or node.kwargs:
+        return False
+    return all(isinstance(arg, Node) and _same(arg, node) for arg in node.args)
+
+
+def _is_own(node: Node) -> bool:
+    return len(node.users) == 1
+
+
+def _is_slice(node: Node, top: Node) -> bool:
+    """Whether it is zeros but for one slice, which nobody else reads."""
+    if node.target is not aten.select_scatter.default or not _is_own(node) or not _same(node, top):
+        return False
+    base, part, *place = node.args
+    whole = len(place) == 2 and all(isinstance(p, int) for p in place)
+    return whole and _is_zero(base) and isinstance(part, Node) and _dtype(part) == _dtype(node)
+
+
+def _is_zero(node: Any) -> bool:
+    return isinstance(node, Node) and node.target is aten.full.default and node.args[1] == 0
+
+
+def _place(node: Node) -> tuple[int, int]:
+    """The index of the slice and its dimension, both from the front."""
+    shape = node.meta["val"].shape
+    dim, index = node.args[2:]
+    dim = dim % len(shape)  # type: ignore[operator]
+    return index % shape[dim], dim  # type: ignore[operator]
+
+
+def _dtype(node: Node) -> Any:
+    return getattr(node.meta.get("val"), "dtype", None)
+
+
+def _same(one: Node, other: Node) -> bool:
+    a, b = one.meta.get("val"), other.meta.get("val")
+    return isinstance(a, torch.Tensor) and isinstance(b, torch.Tensor) and a.shape == b.shape and a.dtype == b.dtype
