@@ -6,13 +6,14 @@ of the loop over the inner space.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from kgen.ir import index as ix
 from kgen.ir import nodes as ir
 from kgen.ir import ops
 from kgen.ir import values as vs
-from kgen.ir.index import Atom, Expr
+from kgen.ir.index import Atom, Expr, Var
 from kgen.ir.plan import Statement, Tiling
 from kgen.ir.values import Value
 from kgen.templates.triton.codegen.online_softmax import Rescaled, rescaled_sums
@@ -122,6 +123,20 @@ class Emitter(PointEmitter):
         self.run_variables.add(atom)
         assert isinstance(atom, ix.Var)
         return f"{atom.name}_run"
+
+    def _offset_text(self, offset: Expr) -> str:
+        """Outer loops of an axis that an offset joins as their common index does are that index, or its quotient: Triton sees
+        that neighbours are neighbours in memory, and loads and stores several at once."""
+        made = []
+        for letter, loops in (("x", self.tiling.x), ("y", self.tiling.y), ("r", self.kernel.inner)):
+            joined = None if self.runs else _joined_loops(offset, loops)
+            if joined is not None:
+                number, stride = joined
+                within = self.text(ix.product(v.extent for v in loops[number:]))
+                index = f"{letter}i" if number == len(loops) else f"({letter}i // ({within}))"
+                made.append(index if stride == 1 else f"{index}*{stride}")
+                offset = offset - sum((v.expr() * (ix.stride_of(offset, v) or ix.ZERO) for v in loops[:number]), ix.ZERO)
+        return " + ".join([*made, *([self.text(offset)] if offset.terms or not made else [])]).replace("+ -", "- ")
 
     def inside(self, axis: str) -> str:
         return "in_r_run" if self.runs and axis == "r" else super().inside(axis)
@@ -405,3 +420,18 @@ class Emitter(PointEmitter):
 
     def _shared_random(self, value: Value) -> str | None:
         return of_adjacent(value, self.tiling, self.graph)
+
+
+def _joined_loops(offset: Expr, loops: Sequence[Var]) -> tuple[int, int] | None:
+    """How many of the loops, two at least from the outermost on, an offset joins in one index, and the stride of that."""
+    strides = [ix.stride_of(offset, v) for v in loops]
+    number = next((k for k, stride in enumerate(strides) if stride is None or stride == 0), len(loops))
+    for k in range(number, 1, -1):
+        stride = strides[k - 1]
+        assert stride is not None
+        known = stride.as_int()
+        if known is not None and all(
+            strides[j] == stride * ix.product(v.extent for v in loops[j + 1 : k]) for j in range(k - 1)
+        ):
+            return k, known
+    return None

@@ -258,10 +258,13 @@ class PointEmitter:
 
     def _place(self, buffer: str, offset: Expr, level: Axes) -> str:
         """The pointers of a tile: an offset that lacks an axis of the level is broadcast along it."""
-        at = self.text(offset)
+        at = self._offset_text(offset)
         if level - self._expr_axes(offset):
             at = f"{at} + tl.zeros({self._shape(level)}, tl.int32)"
         return f"{self._pointer(buffer)} + ({at})"
+
+    def _offset_text(self, offset: Expr) -> str:
+        return self.text(offset)
 
     def _mask_argument(self, level: Axes) -> str:
         parts = [self.inside(axis) for axis in self.order if axis in level and axis in self.masked()]
