@@ -19,6 +19,8 @@ MOST_TERMS = 4
 LEAST_POINTS = 1 << 14
 # Operations of all terms: each result computes so many again where several kernels read it.
 MOST_COST = 32
+# Operations of all terms, up to which they are written out for one kernel, which stores the results.
+MOST_STORED = 128
 
 
 def are_last(dims: Sequence[int], rank: int) -> bool:
@@ -37,7 +39,16 @@ def are_few(sizes: ir.Sizes, loops: Sequence[Var]) -> bool:
 
 def are_cheap(loops: Sequence[Var], term: Value) -> bool:
     """Whether computing the terms again is cheaper than their sum's way through memory."""
-    return vs.total_cost([term]) * (ix.product(v.extent for v in loops).as_int() or 0) <= MOST_COST
+    return _cost(loops, term) <= MOST_COST
+
+
+def are_affordable(loops: Sequence[Var], term: Value) -> bool:
+    """Whether the terms are short enough to be written out at all."""
+    return _cost(loops, term) <= MOST_STORED
+
+
+def _cost(loops: Sequence[Var], term: Value) -> int:
+    return vs.total_cost([term]) * (ix.product(v.extent for v in loops).as_int() or 0)
 
 
 def combined(op: str, loops: Sequence[Var], term: Value) -> Value:

@@ -396,7 +396,7 @@ def _reduction(kernel: Kernel, touches: list[Touch], sizes: Sizes, gpu: Gpu, wid
     else:
         # a row that is walked again should still be in the L2 cache then: few rows at a time, many threads to each
         again = kernel.sections > 1
-        r = _step(length, (4 if again else 2) * REDUCTION_POINTS)
+        r = _again_step(rows, length, gpu) if again else _step(length, 2 * REDUCTION_POINTS)
         blocks = Blocks(x=1, r=r, warps=max(WALKING_WARPS, r // AGAIN_WARP) if again else WALKING_WARPS)
     if not across:
         blocks = _lightened(kernel, blocks)
@@ -483,6 +483,13 @@ def _in_fewer_steps(kernel: Kernel, blocks: Blocks, programs: int, length: int, 
     while may_double(blocks):
         blocks = replace(blocks, r=2 * blocks.r, warps=2 * blocks.warps)
     return blocks
+
+
+def _again_step(rows: int, length: int, gpu: Gpu) -> int:
+    """Points of a step along a row that is walked again. A program that has an SM to itself waits for each of its steps: a few
+    large ones take less time, though the last is mostly empty."""
+    most = 4 * REDUCTION_POINTS
+    return min(most, power_of_two(length)) if rows <= gpu.compute_units else _step(length, most)
 
 
 def _step(length: int, most: int) -> int:

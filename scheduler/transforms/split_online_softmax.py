@@ -21,6 +21,7 @@ from kgen.ir.plan import Kernel, Statement, Step
 from kgen.ir.values import Value
 from kgen.scheduler.analysis.memory import reads
 from kgen.scheduler.transforms.column_reduction import placed
+from kgen.scheduler.transforms.ragged_shares import padded
 
 # As `split_reduction`: points of a share at least, and warps that an SM runs at once. A share that registers hold is read once.
 MIN_CHUNK, MAX_CHUNK, WARPS, SHARE_WARPS = 4096, 16384, 64, 8
@@ -55,12 +56,14 @@ def split_online_softmax(steps: Sequence[Step], graph: ir.Graph, sizes: Sizes, g
 
 
 def _shares(kernel: Kernel, sizes: Sizes, gpu: Gpu) -> int:
-    """Into how many equal shares a row is cut; 0: it is not."""
+    """Into how many shares a row is cut, equal ones where a number divides its length; 0: it is not."""
     rows, length = sizes.points(kernel.outer), kernel.inner[0].extent.as_int()
     if length is None:
         return 0
     wanted = min(gpu.compute_units * WARPS // SHARE_WARPS // max(1, rows), length // MIN_CHUNK)
     found = [n for n in range(wanted, 1, -1) if length % n == 0 and length // n <= MAX_CHUNK]
+    if not found and wanted > 1 and -(-length // wanted) <= MAX_CHUNK:
+        return wanted  # the last share ends early
     return found[0] if found else 0
 
 
@@ -154,7 +157,10 @@ class _Split:
         self.pair, self.graph = pair, graph
         [loop] = pair.first.inner
         self.share, self.step = ix.var("share", shares), ix.var("step", ix.ceildiv(loop.extent, shares))
-        self.place: dict[Atom, Expr] = {loop: self.share.expr() * self.step.extent + self.step.expr()}
+        at = self.share.expr() * self.step.extent + self.step.expr()
+        self.place: dict[Atom, Expr] = {loop: at}
+        equal = self.step.extent * shares is loop.extent
+        self.inside = None if equal else vs.compare("lt", at, loop.extent)
         self.row = (self.share.expr(), *(v.expr() for v in pair.first.outer))
 
     def run(self) -> tuple[Kernel, Kernel]:
@@ -165,7 +171,7 @@ class _Split:
         base = vs.where(vs.call("eq", maximum, vs.const(-math.inf, maximum.dtype)), vs.const(0.0, maximum.dtype), maximum)
         whole = vs.load(pair.top.outs[0], pair.top.store, maximum.dtype)
         first = [
-            self._fold(pair.top, vs.substitute(pair.top.value, self.place), top, 0),
+            self._fold(pair.top, self._exponent(), top, 0),
             self._fold(pair.total, vs.call("exp", vs.call("sub", self._exponent(), base)), total, 1),
         ]
         scaled = vs.call("mul", sum_, vs.call("exp", vs.call("sub", maximum, whole)))
@@ -181,7 +187,8 @@ class _Split:
         return partial, final
 
     def _exponent(self) -> Value:
-        return vs.substitute(self.pair.top.value, self.place)
+        """Past the end of a row it is -inf, and its exponential nothing."""
+        return padded(vs.substitute(self.pair.top.value, self.place), "max", self.inside)
 
     def _origins(self) -> tuple[ir.Origin, ...]:
         return tuple(dict.fromkeys((*self.pair.first.origins, *self.pair.second.origins)))

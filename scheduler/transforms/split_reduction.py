@@ -34,6 +34,7 @@ from kgen.scheduler.tiling.loops import (
     unflattened,
 )
 from kgen.scheduler.tiling.tiles import COLUMNS, choose_tiles, power_of_two
+from kgen.scheduler.transforms.ragged_shares import padded, stored_inside
 from kgen.scheduler.transforms.split_online_softmax import split_online_softmax
 from kgen.scheduler.transforms.stacked_reductions import split_stacked
 
@@ -216,21 +217,6 @@ def _only(update: Statement, inside: Value) -> Statement:
     memo: dict[Expr, Expr] = {}
     store = tuple(ix.substitute(e, {}, memo, guarded) for e in update.store)
     return replace(update, value=vs.guard_loads(update.value, inside), store=store, mask=mask)
-
-
-def stored_inside(s: Statement, inside: Value | None) -> Statement:
-    """A pointwise statement that reads and stores nothing where a condition does not hold, if there is one."""
-    if inside is None:
-        return s
-    kept = inside if s.mask is None else vs.call("and", inside, vs.guard_loads(s.mask, inside))
-    return replace(s, value=vs.guard_loads(s.value, inside), mask=kept if any(s.stored) else s.mask)
-
-
-def padded(value: Value, op: str, inside: Value | None) -> Value:
-    """What is reduced or scanned; where a condition does not hold, if there is one, what changes nothing."""
-    if inside is None:
-        return value
-    return vs.masked(inside, value, vs.const(ops.identity(op, value.dtype), value.dtype))
 
 
 class _Split:

@@ -21,7 +21,8 @@ from kgen.scheduler.analysis.memory import root
 from kgen.scheduler.protocol import Forming, Transform
 from kgen.scheduler.selection.memo import for_equal
 from kgen.scheduler.tiling.tiles import choose_tiles
-from kgen.scheduler.transforms.split_reduction import MOST_SHARES, WARPS, padded, stored_inside
+from kgen.scheduler.transforms.ragged_shares import padded, stored_inside
+from kgen.scheduler.transforms.split_reduction import MOST_SHARES, WARPS
 
 # Points that a program scans at least: with fewer, launches take longer than the scan.
 MIN_CHUNK = 4096

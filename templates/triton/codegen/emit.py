@@ -6,7 +6,7 @@ of the loop over the inner space.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
 from kgen.ir import index as ix
@@ -62,7 +62,6 @@ class Emitter(PointEmitter):
         self.current, self.passes = -1, dict[Value, list[int]]()  # the section under way; those that load a value of the row
         self.runs, self.run_variables = False, set[Atom]()  # whether texts are of the first points of runs, and what they name
         self._masked = self._ragged()
-        self.positions = [self._position_along(axis, loops) for axis, loops in self._axes_of_loops() if len(loops) > 1]
 
     # ---- driver -----------------------------------------------------------------------------------------------------
 
@@ -124,6 +123,20 @@ class Emitter(PointEmitter):
         self.run_variables.add(atom)
         assert isinstance(atom, ix.Var)
         return f"{atom.name}_run"
+
+    def _offset_text(self, offset: Expr) -> str:
+        """Outer loops of an axis that an offset joins as their common index does are that index, or its quotient: Triton sees
+        that neighbours are neighbours in memory, and loads and stores several at once."""
+        made = []
+        for letter, loops in self._axes_of_loops():
+            joined = None if self.runs else _joined_loops(offset, loops)
+            if joined is not None:
+                number, stride = joined
+                within = self.text(ix.product(v.extent for v in loops[number:]))
+                index = f"{letter}i" if number == len(loops) else f"({letter}i // ({within}))"
+                made.append(index if stride == 1 else f"{index}*{stride}")
+                offset = offset - sum((v.expr() * (ix.stride_of(offset, v) or ix.ZERO) for v in loops[:number]), ix.ZERO)
+        return " + ".join([*made, *([self.text(offset)] if offset.terms or not made else [])]).replace("+ -", "- ")
 
     def inside(self, axis: str) -> str:
         return "in_r_run" if self.runs and axis == "r" else super().inside(axis)
@@ -388,21 +401,6 @@ class Emitter(PointEmitter):
     def _axes_of_loops(self) -> Iterator[tuple[str, tuple[Var, ...]]]:
         yield from (("x", self.tiling.x), ("y", self.tiling.y), ("r", self.kernel.inner))
 
-    def _position_along(self, axis: str, loops: tuple[Var, ...]) -> tuple[frozenset[Atom], Expr]:
-        """The loops of an axis, and what their position less the axis' own index is: 0, in other words."""
-        index = ix.var(f"{axis}i", ix.product(v.extent for v in loops))
-        self.axis_of[index] = axis
-        return frozenset(loops), index.expr() - ix.position_in(loops)
-
-    def _place(self, buffer: str, offset: Expr, level: Axes) -> str:
-        """Where an axis is one run of memory, its own index is the offset: the compiler sees neighbours in it, and loads them
-        together, which it does not in a sum of remainders of that index."""
-        for loops, less in self.positions:
-            shorter = offset + less
-            if loops.isdisjoint(ix.free_atoms(shorter)):
-                offset = shorter
-        return super()._place(buffer, offset, level)
-
     def masked(self) -> Axes:
         """Axes whose last tile reaches past the end."""
         return self._masked
@@ -423,3 +421,18 @@ class Emitter(PointEmitter):
 
     def _shared_random(self, value: Value) -> str | None:
         return of_adjacent(value, self.tiling, self.graph)
+
+
+def _joined_loops(offset: Expr, loops: Sequence[Var]) -> tuple[int, int] | None:
+    """How many of the loops, two at least from the outermost on, an offset joins in one index, and the stride of that."""
+    strides = [ix.stride_of(offset, v) for v in loops]
+    number = next((k for k, stride in enumerate(strides) if stride is None or stride == 0), len(loops))
+    for k in range(number, 1, -1):
+        stride = strides[k - 1]
+        assert stride is not None
+        known = stride.as_int()
+        if known is not None and all(
+            strides[j] == stride * ix.product(v.extent for v in loops[j + 1 : k]) for j in range(k - 1)
+        ):
+            return k, known
+    return None

@@ -29,6 +29,7 @@ from kgen.templates.triton.codegen.table import (
     TRITON_OPS,
     TRITON_TYPES,
     WIDEN,
+    division_by_number,
     literal,
     scatter_atomic,
 )
@@ -203,6 +204,10 @@ class PointEmitter:
                 return shared.format(*args)
         if value.op in STRUCTURAL:
             return self._structural(value, *args)
+        if value.op == "truediv" and value.args[1].op == "const":
+            quotient = division_by_number(args[0], value.args[1].attr, value.dtype, value in self.exact)
+            if quotient is not None:
+                return quotient
         row = TRITON_OPS.get(value.op)
         if value.op in FAST_OPS and value.dtype is torch.float32 and value not in self.exact:
             if value.op == "truediv" and self.axes(value.args[1]) < self.axes(value):
@@ -258,10 +263,13 @@ class PointEmitter:
 
     def _place(self, buffer: str, offset: Expr, level: Axes) -> str:
         """The pointers of a tile: an offset that lacks an axis of the level is broadcast along it."""
-        at = self.text(offset)
+        at = self._offset_text(offset)
         if level - self._expr_axes(offset):
             at = f"{at} + tl.zeros({self._shape(level)}, tl.int32)"
         return f"{self._pointer(buffer)} + ({at})"
+
+    def _offset_text(self, offset: Expr) -> str:
+        return self.text(offset)
 
     def _mask_argument(self, level: Axes) -> str:
         parts = [self.inside(axis) for axis in self.order if axis in level and axis in self.masked()]

@@ -89,6 +89,26 @@ FAST_OPS: dict[str, str] = {
     "tanh": "lib.fast_tanh({0})",
 }
 
+# Numbers between which neither they nor their reciprocals lose digits.
+_ORDINARY = (2.0**-100, 2.0**100)
+
+
+def division_by_number(dividend: str, number: float, dtype: torch.dtype, exact: bool) -> str | None:
+    """The quotient by a number in a kernel's text, rounded as a division rounds it if `exact`. By a power of two it is a
+    multiplication. Else the quotient by a reciprocal is corrected: one correction gives all digits where the number has few of
+    its own, for no quotient is then close to the middle between two floats."""
+    divisor = float(torch.tensor(float(number), dtype=dtype))
+    size, (digits, _) = abs(divisor), math.frexp(divisor)
+    if dtype is not torch.float32 or not _ORDINARY[0] < size < _ORDINARY[1]:
+        return None
+    reciprocal = float(torch.tensor(1.0 / size, dtype=dtype))
+    if abs(digits) == 0.5 or not exact:
+        return f"{dividend} * {literal(math.copysign(reciprocal, divisor), dtype)}"
+    few = int(abs(digits) * 2**24) % 8 == 0
+    signed = dividend if divisor > 0 else f"lib.neg({dividend})"
+    return f"lib.divided_by_number({signed}, {size!r}, {reciprocal!r}, {1 if few else 2})"
+
+
 # The structural operations that are calls; `type` is a storage type for round_to and a compute type for the others. The
 # emitter itself knows what const, index, load and assert mean.
 STRUCTURAL: dict[str, str] = {

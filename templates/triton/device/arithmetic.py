@@ -7,6 +7,8 @@ import triton.language as tl
 from triton.language.extra import libdevice
 
 from kgen.templates.triton.device.integers import float_of_byte
+from kgen.templates.triton.device.intrinsics import approximate_rsqrt
+from kgen.templates.triton.device.rounded import inverses, quotients, roots
 
 
 @triton.jit
@@ -20,10 +22,24 @@ def truediv(a, b):
 @triton.jit
 def divided(a, b):
     """`truediv` of tensors: Python's numbers have no number of elements."""
-    if b.numel < a.numel and not b.dtype.is_fp64():
+    if b.dtype.is_fp64() or (a.numel < 4 and b.numel < 4):
+        return truediv(a, b)
+    elif b.numel < a.numel:
         return divided_by_few(a, b)
     else:
-        return truediv(a, b)
+        return quotients(a, b)
+
+
+@triton.jit
+def divided_by_number(a, number: tl.constexpr, reciprocal: tl.constexpr, corrections: tl.constexpr):
+    """a / number of float32, for a positive number whose correctly rounded reciprocal is known: the quotient is corrected by its
+    exact remainder, as in `divided_by_few`. The remainder's sign is turned, which keeps that of a zero."""
+    first = a * reciprocal
+    found = first
+    for _ in tl.static_range(corrections):
+        rest = tl.fma(tl.full([], number, tl.float32), found, a * -1.0)
+        found = tl.fma(rest, tl.full([], 0.0 - reciprocal, tl.float32), found)
+    return tl.where(tl.abs(first) < float("inf"), found, first)
 
 
 @triton.jit
@@ -48,18 +64,27 @@ def divided_by_few(a, b):
 def sqrt(x):
     if x.dtype.is_fp64():
         return tl.sqrt(x)
-    else:
+    elif x.numel < 4:
         return tl.sqrt_rn(x)
+    else:
+        return roots(x)
 
 
 @triton.jit
 def reciprocal(x):
-    return truediv(1.0, x)
+    if x.dtype.is_fp64() or x.numel < 4:
+        return truediv(1.0, x)
+    else:
+        return inverses(x)
 
 
 @triton.jit
 def rsqrt(x):
-    return truediv(1.0, sqrt(x))
+    """Of float32 the hardware's, which eager takes."""
+    if x.dtype.is_fp64():
+        return truediv(1.0, tl.sqrt(x))
+    else:
+        return approximate_rsqrt(x)
 
 
 @triton.jit

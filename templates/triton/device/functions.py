@@ -12,7 +12,7 @@ import triton
 import triton.language as tl
 from triton.language.extra import libdevice
 
-from kgen.templates.triton.device.arithmetic import copysign, isinf, maximum, neg, sqrt, truediv, trunc
+from kgen.templates.triton.device.arithmetic import copysign, isinf, maximum, neg, reciprocal, sqrt, truediv, trunc
 from kgen.templates.triton.device.intrinsics import approximate_exp2, approximate_reciprocal
 
 # ---- elementary functions ----------------------------------------------------------------------------------------------
@@ -38,7 +38,7 @@ def log(x):
     if x.dtype.is_fp64():
         return libdevice.log(x)
     else:
-        small = x < 1.17549435e-38
+        small = x < 1.1754943508222875e-38
         return libdevice.log(tl.where(small, x * 8388608.0, x)) - tl.where(small, 15.9423847, 0.0)
 
 
@@ -47,7 +47,7 @@ def log2(x):
     if x.dtype.is_fp64():
         return libdevice.log2(x)
     else:
-        small = x < 1.17549435e-38
+        small = x < 1.1754943508222875e-38
         return libdevice.log2(tl.where(small, x * 8388608.0, x)) - tl.where(small, 23.0, 0.0)
 
 
@@ -56,7 +56,7 @@ def log10(x):
     if x.dtype.is_fp64():
         return libdevice.log10(x)
     else:
-        small = x < 1.17549435e-38
+        small = x < 1.1754943508222875e-38
         return libdevice.log10(tl.where(small, x * 8388608.0, x)) - tl.where(small, 6.92368990, 0.0)
 
 
@@ -74,7 +74,7 @@ def logaddexp(a, b):
 
 @triton.jit
 def sigmoid(x):
-    return truediv(1.0, 1.0 + exp(0.0 - x))
+    return reciprocal(1.0 + exp(0.0 - x))
 
 
 @triton.jit
@@ -171,7 +171,7 @@ def pow(a, b):  # noqa: A001
     if a.dtype.is_fp64():
         return libdevice.pow(a, b)
     else:
-        small = tl.abs(a) < 1.17549435e-38
+        small = tl.abs(a) < 1.1754943508222875e-38
         exponent = tl.where((tl.abs(b) < 1e-37) & (b != 0), copysign(b * 0.0 + 1e-37, b), b)  # 0 ** 1e-40 is not 1
         power = libdevice.pow(tl.where(small, a * 8388608.0, a), exponent)
         return power * tl.where(small, exp2(exponent * -23.0), 1.0)

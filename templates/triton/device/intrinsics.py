@@ -19,6 +19,12 @@ def approximate_reciprocal(x):
 
 
 @triton.jit
+def approximate_rsqrt(x):
+    """1/sqrt(x) of float32, exact to 2^-22, also of subnormal numbers."""
+    return tl.inline_asm_elementwise("rsqrt.approx.f32 $0, $1;", "=f,f", [x], tl.float32, True, 1)
+
+
+@triton.jit
 def rounded_to_bfloat16(x):
     """float32 rounded to the nearest bfloat16, two at a time: one by one the conversion is as slow as a special function.
     Triton takes no tile of a single element, as one row by one column is, two at a time."""

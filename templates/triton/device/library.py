@@ -12,6 +12,7 @@ from kgen.templates.triton.device.arithmetic import (
     divide_integers,
     divided,
     divided_by_few,
+    divided_by_number,
     floor,
     floordiv,
     floordiv_floats,
@@ -125,7 +126,13 @@ from kgen.templates.triton.device.functions import (
     tanh,
 )
 from kgen.templates.triton.device.integers import float_of_byte, multiply_halves
-from kgen.templates.triton.device.intrinsics import approximate_exp2, approximate_reciprocal, finished, rounded_to_bfloat16
+from kgen.templates.triton.device.intrinsics import (
+    approximate_exp2,
+    approximate_reciprocal,
+    approximate_rsqrt,
+    finished,
+    rounded_to_bfloat16,
+)
 from kgen.templates.triton.device.matmul import (
     add_rows,
     column_halves,
@@ -177,3 +184,4 @@ from kgen.templates.triton.device.row_loops import (
     to_members,
     to_points,
 )
+from kgen.templates.triton.device.rounded import inverses, quotients, roots
