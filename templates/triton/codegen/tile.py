@@ -19,6 +19,7 @@ from kgen.templates.contract import Config
 from kgen.templates.problem import Part, Problem
 from kgen.templates.render import clean
 from kgen.templates.slots import Pair
+from kgen.templates.triton.codegen.coalescing import hinted, nearest_axis
 from kgen.templates.triton.codegen.point import Axes, PointEmitter, Scope
 from kgen.templates.triton.codegen.precision import exact_values
 from kgen.templates.triton.codegen.table import REDUCE, TRITON_TYPES, WIDEN, literal
@@ -133,6 +134,16 @@ class TileEmitter(PointEmitter):
 
     def _place(self, buffer: str, offset: Expr, level: Axes) -> str:
         return super()._place(buffer, self.parameters.shifted(offset), level)
+
+    def _coalesced(self, at: str, buffer: str, offset: Expr) -> str:
+        """Not in Gluon, where the text says how threads hold a tile."""
+        found = self._expr_axes(offset)
+        axes = {d.axis: d.loops for d in self.dimensions if d.axis in found and d.loops}
+        whole = all(d.adjacent == 1 for d in self.dimensions)
+        if len(axes) < 2 or not whole or self.problem.template.language == "gluon":
+            return at
+        along = nearest_axis(offset, axes, self.graph.buffers[buffer].dtype.itemsize, self.problem.sizes)
+        return at if along is None else hinted(at, {d.axis: d.axis == along for d in self.dimensions})
 
     def _variable(self, atom: Atom) -> str:
         is_shift = isinstance(atom, ix.Size) and atom.name in self.parameters.shift_names()
