@@ -38,6 +38,8 @@ Axes = frozenset[str]
 NONE: Axes = frozenset()
 # Sums of indices that are smaller are computed in 32 bits.
 NARROW_INDEX = 2**30
+# What is the same of indices of 32 bits as of 64.
+_TAKE_NARROW = frozenset(("lt", "le", "gt", "ge", "eq", "ne", "cast"))
 # What a kernel says of a failure of `ops.FAILURES`.
 _FAILURES = {"index": "index out of range", "division": "an integer divided by zero"}
 
@@ -151,7 +153,7 @@ class PointEmitter:
         found = self._find(root)
         if found is None:  # or every operation would walk again all that its arguments are made of
             for value in vs.topological([root]):
-                if self._find(value) is None:
+                if self._find(value) is None and (value is root or _index_of(value) is None):  # indices: where one is wanted
                     self._emit_one(value)
             found = self._find(root)
         assert found is not None
@@ -195,7 +197,8 @@ class PointEmitter:
         place = _index_of(value)
         if place is not None:
             return f"({self.text(place)}).to(tl.int64)"
-        args = [self.emit(a) for a in value.args]
+        narrow = _narrow_operands(value) if value.op in _TAKE_NARROW else None
+        args = [self.emit(a) for a in value.args] if narrow is None else [f"({self.text(e)})" for e in narrow]
         if value.op == "assert":
             return self._assert(value, *args)
         if value.op in ops.RANDOM and not self.axes(value.args[0]):
@@ -382,6 +385,13 @@ def _index_of(value: Value) -> Expr | None:
     if found is None or value.op == "index":
         return found
     return found if all(abs(bound) < NARROW_INDEX for bound in found.bounds()) else None
+
+
+def _narrow_operands(value: Value) -> list[Expr] | None:
+    """The operands as expressions, where these are indices, or one and a number, for which 32 bits are enough."""
+    found = [ix.constant(a.attr) if a.op == "const" and a.dtype is torch.int64 else _index_of(a) for a in value.args]
+    narrow = [e for e in found if e is not None and all(abs(bound) < NARROW_INDEX for bound in e.bounds())]
+    return narrow if len(narrow) == len(found) and any(e.as_int() is None for e in narrow) else None
 
 
 def _sum_of_indices(value: Value) -> Expr | None:
