@@ -19,7 +19,7 @@ from kgen.lowering.builder import Builder
 from kgen.lowering.fallback import Refused
 from kgen.lowering.indexing import gather
 from kgen.lowering.reduction import reduce, reuse
-from kgen.lowering.tensor import Tensor, at, broadcast, indices, reshape, rounded
+from kgen.lowering.tensor import Tensor, at, broadcast, convert, indices, reshape, rounded
 from kgen.lowering.top_k import RANKED, along_last, rank_of
 from kgen.lowering.views import axis, permute, squeeze, unsqueeze
 
@@ -100,9 +100,10 @@ def _holders(b: Builder, rows: Tensor, ranks: Tensor) -> Tensor:
 
 def _position_of(b: Builder, rows: Tensor, rank: Value, wanted: Value, sizes: Sequence[Expr]) -> Tensor:
     """The position, along the last axis of a loop over `sizes`, whose rank is the wanted one."""
-    position = vs.index_value(indices(sizes)[-1], I64)
-    matching = vs.where(vs.call("eq", rank, wanted), position, vs.const(0, I64))
-    return reduce(b, "sum", Tensor(tuple(sizes), I64, rows.device, matching), [len(sizes) - 1], False)
+    position = vs.index_value(indices(sizes)[-1], I32)
+    matching = vs.where(vs.call("eq", rank, wanted), position, vs.const(0, I32))
+    found = reduce(b, "sum", Tensor(tuple(sizes), I32, rows.device, matching), [len(sizes) - 1], False)
+    return convert(found, I64)
 
 
 def _element(b: Builder, rows: Tensor, wanted: Tensor, dim: int, keepdim: bool) -> tuple[Tensor, Tensor]:
