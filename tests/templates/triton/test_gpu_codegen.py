@@ -212,3 +212,20 @@ def test_an_update_beside_wider_loops_happens_once() -> None:
     assert (
         len(run(f, make(1, 101), make(1, 101), make(1, 101), torch.zeros(1, dtype=torch.int64), gpu_interpreter=True).texts) < 4
     )
+
+
+def test_indices_are_compared_and_converted_in_32_bits() -> None:
+    """64 bits take twice the registers. A sum of positions has the type of its result."""
+
+    def compared(x: torch.Tensor) -> torch.Tensor:
+        i = torch.arange(x.shape[1])
+        return torch.where(i[:, None] - i >= 2, x, -x) * (i[:, None] + i)
+
+    def summed(x: torch.Tensor) -> torch.Tensor:
+        i = torch.arange(x.shape[1])
+        return torch.where(x > 0, i, -i).sum(1)
+
+    x = Maker()(37, 37)
+    for fn, is_wide in ((compared, False), (summed, True)):
+        [text] = run(fn, x, gpu_interpreter=True).texts
+        assert ("tl.int64" in text) == is_wide
