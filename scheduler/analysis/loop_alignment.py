@@ -230,11 +230,18 @@ def _join_inner(rest_a: list[Var], rest_b: list[Var]) -> tuple[tuple[Var, ...], 
 def _adapt(a: Group, b: Group, exprs: Mapping) -> Space | Reason:
     """`a`'s variables become expressions of `b`'s (a reshape is between them): legal when that is a bijection."""
     wanted = [v for v in a.outer if v.extent != 1]
-    if any(v not in exprs for v in wanted) or any(v in exprs for v in a.inner):
+    if any(v not in exprs for v in wanted):
         return _split(a, b, exprs)
     linear = ix.linearize([exprs[v] for v in wanted], ix.contiguous_strides(v.extent for v in wanted))
     numel = ix.product(v.extent for v in wanted)
     mapping: Mapping = {v: exprs.get(v, ix.ZERO) for v in a.outer}
+    if any(v in exprs for v in a.inner):
+        rows = _row_loops(a.inner, exprs, b)
+        rest = tuple(v for v in b.outer if v not in rows)
+        if not rows or not _dense(linear, rest, numel):
+            return _split(a, b, exprs)
+        mapping |= {v: exprs.get(v, ix.ZERO) for v in a.inner}
+        return _canonical(rest, rows + tuple(v for v in b.inner if v.extent == 1), mapping, {}, True, True)
     if _dense(linear, b.outer, numel):
         if not a.inner:
             return _canonical(b.outer, b.inner, mapping, {}, False, bool(b.inner))
@@ -248,6 +255,15 @@ def _adapt(a: Group, b: Group, exprs: Mapping) -> Space | Reason:
     if not a.inner and b.inner and _dense(linear, b.outer + b.inner, numel):
         return _canonical(b.outer, b.inner, mapping, {}, True, True)
     return _split(a, b, exprs)
+
+
+def _row_loops(inner: tuple[Var, ...], exprs: Mapping, b: Group) -> tuple[Var, ...]:
+    """The loops of `b` that are the inner loops of the other group, those of its rows: all inner ones, or some of a group of
+    independent points. None where some inner loop is none of them."""
+    loops = [exprs[v].atom() if v in exprs else None for v in inner if v.extent != 1]
+    found = tuple(v for v in loops if isinstance(v, Var) and v in (b.inner or b.outer))
+    all_inner = not b.inner or set(found) == {v for v in b.inner if v.extent != 1}
+    return found if all_inner and len(found) == len(loops) == len(set(found)) else ()
 
 
 def _split(a: Group, b: Group, exprs: Mapping) -> Space | Reason:
