@@ -193,6 +193,10 @@ def _in_sequence(tiling: Tiling, sizes: Sizes) -> Tiling:
 def _of_member(tiling: Tiling, graph: ir.Graph, sizes: Sizes) -> Tiling:
     """The tiling of a kernel that runs beside others: all have one number of warps, and few kinds of tiles."""
     kernel, blocks = tiling.kernel, tiling.blocks
+    more = blocks.warps // COLUMN_WARPS
+    if not tiling.persistent and blocks.x > 1 and more > 1:  # columns: other programs run meanwhile
+        blocks = replace(blocks, r=blocks.r // more, warps=COLUMN_WARPS)
+        tiling = replace(tiling, blocks=blocks)
     if tiling.y and blocks.y == 1:  # rows: members share bodies of points
         tiling = replace(tiling, x=kernel.outer, y=())
     if tiling.y or tiling.group > 1:

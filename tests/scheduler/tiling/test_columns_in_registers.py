@@ -13,8 +13,8 @@ from torch import Tensor
 from kgen.build import triton
 from kgen.device import Gpu
 from kgen.ir.index import Sizes
-from kgen.ir.plan import Kernel, Schedule, Tiling
-from kgen.scheduler import choose_tiles
+from kgen.ir.plan import ComboKernel, Kernel, Schedule, Tiling
+from kgen.scheduler import choose_combo_tiles, choose_tiles
 from kgen.scheduler.tiling.registers import registers_of_a_row
 from tests.gpu_graphs import run
 from tests.rendering import gpu_call
@@ -138,3 +138,10 @@ def sums(x: Tensor) -> Tensor:
 )
 def test_values(fn: Callable[..., Any], sizes: list[tuple[int, ...]]) -> None:
     run(fn, *map(torch.randn, sizes), gpu_interpreter=True)
+
+
+def test_members_of_combo_kernels_have_the_usual_warps() -> None:
+    """All have one number of them."""
+    plan = planned(lambda x, y: (x.sum(1), y.sum(1)), torch.randn(32, 100, 301), torch.randn(32, 100, 301))
+    [batch] = [step for step in plan.kernels if isinstance(step, ComboKernel)]
+    assert {tiling.blocks.warps for tiling in choose_combo_tiles(batch, plan.graph, Sizes({}), Gpu())} == {4}
