@@ -15,6 +15,8 @@ import torch
 from torch.fx import GraphModule, Node
 
 aten = torch.ops.aten
+_ZEROS = (aten.zeros.default, aten.zeros_like.default, aten.new_zeros.default)
+_FILLED = (aten.full.default, aten.full_like.default)
 # As many slices as this are worth a tensor in memory. Up to four may be selected at no cost.
 LEAST = 5
 
@@ -115,7 +117,9 @@ def _is_slice(node: Node, top: Node) -> bool:
 
 
 def _is_zero(node: Any) -> bool:
-    return isinstance(node, Node) and node.target is aten.full.default and node.args[1] == 0
+    if not isinstance(node, Node):
+        return False
+    return node.target in _ZEROS or (node.target in _FILLED and node.args[1] == 0)
 
 
 def _place(node: Node) -> tuple[int, int]:

@@ -106,7 +106,7 @@ def dumped(cubin: bytes, what: str) -> str:
 # ---- keys -----------------------------------------------------------------------------------------------------------
 
 
-_STORED = 6  # changes with what is kept of a kernel, and with what is repaired in it
+_STORED = 7  # changes with what is kept of a kernel, and with what is repaired in it
 
 
 def _key(kernel: TritonKernel, arch: int) -> str:

@@ -23,8 +23,8 @@ COLUMNS = 64
 MAX_ITEMS = 64
 MAX_COST = 2500
 MAX_BUFFERS = 96
-# Values that a longer chain of items may need at the same time: a thread has 255 registers, for a point or two of each.
-MAX_LIVE = 96
+# Values that a longer chain of items may need at the same time: a thread has 255 registers, and a point at least.
+MAX_LIVE = 128
 # Times what two kernels share that each may read of its own, where that is much.
 OF_THEIR_OWN = 16
 # Points of a row from which on it matters how many programs walk rows.

@@ -66,8 +66,8 @@ WALKING_WARPS, AGAIN_WARP = 8, 512
 # programs of few columns: whole sectors. And points of such a tile: with twice as many, statistics of images take 1.2 times as
 # long (H100, 2026-11-26).
 COLUMNS, FEWEST_COLUMNS, COLUMN_POINTS = 64, 16, 512
-# Warps of such a program at most, and of all of an SM, where few programs have more of them to be done in fewer steps.
-MOST_COLUMN_WARPS, COLUMN_WARPS_PER_SM = 16, 48
+# Warps of such a program, at most where few programs have more of them, and of all of an SM then, to be done in fewer steps.
+COLUMN_WARPS, MOST_COLUMN_WARPS, COLUMN_WARPS_PER_SM = 4, 16, 48
 # Registers that an SM has for each lane of its warps.
 REGISTERS_OF_WARPS = 2048
 # Points of columns that a program holds in registers: of those that are read once, and of those that would be walked again.
@@ -193,6 +193,10 @@ def _in_sequence(tiling: Tiling, sizes: Sizes) -> Tiling:
 def _of_member(tiling: Tiling, graph: ir.Graph, sizes: Sizes) -> Tiling:
     """The tiling of a kernel that runs beside others: all have one number of warps, and few kinds of tiles."""
     kernel, blocks = tiling.kernel, tiling.blocks
+    more = blocks.warps // COLUMN_WARPS
+    if not tiling.persistent and blocks.x > 1 and more > 1:  # columns: other programs run meanwhile
+        blocks = replace(blocks, r=blocks.r // more, warps=COLUMN_WARPS)
+        tiling = replace(tiling, blocks=blocks)
     if tiling.y and blocks.y == 1:  # rows: members share bodies of points
         tiling = replace(tiling, x=kernel.outer, y=())
     if tiling.y or tiling.group > 1:
@@ -318,21 +322,27 @@ def _pointwise_blocks(kernel: Kernel, graph: ir.Graph, sizes: Sizes, gpu: Gpu) -
 
 
 def _reads_between_vectors(kernel: Kernel, width: int, sizes: Sizes) -> bool:
-    """Whether most loads begin between vectors, as those of windows. They are scalars then, of addresses a vector apart, each
-    of which the L1 cache serves as slowly as the full vector. With a point a thread, neighbours are loaded together."""
+    """Whether most loads begin between vectors, as those of windows, where something else is of vectors, so that a thread has
+    neighbours. Such loads are scalars then, of addresses a vector apart, each of which the L1 cache serves as slowly as the
+    full vector. With a point a thread, neighbours are loaded together."""
     fast = kernel.outer[-1] if kernel.outer else None
     if fast is None:
         return False
-    offsets = [load.attr[1][0] for load in dict.fromkeys(l for s in kernel.statements for l in vs.loads(s.roots))]
-    runs = [offset for offset in offsets if stride_along(offset, fast, sizes) == 1]
-    between = sum(not _begins_at_vectors(offset, fast, width, sizes) for offset in runs)
-    return between >= MOST_SCALARS and 2 * between > len(runs)
+    loads = dict.fromkeys(load.attr[1][0] for s in kernel.statements for load in vs.loads(s.roots))
+    stores = [s.store[0] for s in kernel.statements if any(s.stored)]
+    runs = [offset for offset in loads if stride_along(offset, fast, sizes) == 1]
+    between = [offset for offset in runs if not _begins_at_vectors(kernel, offset, width, sizes)]
+    if len(between) < MOST_SCALARS or 2 * len(between) <= len(runs):
+        return False
+    return len(between) < len(runs) or any(_begins_at_vectors(kernel, offset, width, sizes) for offset in stores)
 
 
-def _begins_at_vectors(offset: Expr, fast: Var, width: int, sizes: Sizes) -> bool:
-    others = [atom for atom in ix.free_atoms(offset) if atom is not fast]
-    steps = [stride_along(offset, v, sizes) if isinstance(v, Var) else None for v in others]
-    return offset.constant_term() % width == 0 and all(step is not None and step % width == 0 for step in steps)
+def _begins_at_vectors(kernel: Kernel, offset: Expr, width: int, sizes: Sizes) -> bool:
+    rest = offset - ix.position_in(kernel.outer)
+    if not ix.free_atoms(rest).isdisjoint(kernel.outer):
+        rest = offset - kernel.outer[-1].expr()
+    steps = [stride_along(rest, v, sizes) if isinstance(v, Var) else None for v in ix.free_atoms(rest)]
+    return rest.constant_term() % width == 0 and all(step is not None and step % width == 0 for step in steps)
 
 
 def _vector_block(kernel: Kernel, graph: ir.Graph, sizes: Sizes) -> int:
@@ -444,7 +454,7 @@ def _registers(kernel: Kernel) -> Callable[[Blocks], int]:
     """Registers of a thread that values of its points and of its rows take, by the tile."""
     each, of_row = registers_of_a_point(kernel), registers_of_a_row(kernel)
     return lambda blocks: (
-        each * _points_of_a_thread(blocks) + of_row * max(1, ROW_COPIES * blocks.x // (32 * blocks.warps))
+        each * _points_of_a_thread(blocks) + of_row * (ROW_COPIES * blocks.x // (32 * blocks.warps))
     )
 
 
@@ -465,7 +475,7 @@ def _column_blocks(kernel: Kernel, columns: Var, sizes: Sizes, gpu: Gpu) -> Bloc
     x = min(COLUMNS, power_of_two(max(1, sizes.of(columns.extent))))
     while x > FEWEST_COLUMNS and rows < x * gpu.compute_units:
         x //= 2
-    blocks = Blocks(x=x, r=_step(length, COLUMN_POINTS // x), warps=THREADS // 32)
+    blocks = Blocks(x=x, r=_step(length, COLUMN_POINTS // x), warps=COLUMN_WARPS)
     return _in_fewer_steps(kernel, blocks, -(-rows // x), length, gpu)
 
 

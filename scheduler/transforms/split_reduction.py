@@ -33,7 +33,7 @@ from kgen.scheduler.tiling.loops import (
     stride_along,
     unflattened,
 )
-from kgen.scheduler.tiling.tiles import COLUMNS, choose_tiles, power_of_two
+from kgen.scheduler.tiling.tiles import COLUMN_WARPS, COLUMNS, choose_tiles, power_of_two
 from kgen.scheduler.transforms.ragged_shares import padded, stored_inside
 from kgen.scheduler.transforms.split_online_softmax import split_online_softmax
 from kgen.scheduler.transforms.stacked_reductions import split_stacked
@@ -84,7 +84,7 @@ def split_reduction(kernel: Kernel, graph: ir.Graph, sizes: Sizes, gpu: Gpu) -> 
     tiling = for_equal(("tiles", gpu), shared, graph, lambda: choose_tiles(shared, graph, sizes, gpu))
     programs = _programs(tiling, sizes)
     work = sizes.points(kernel.outer) * sizes.points(kernel.inner) // programs
-    wanted = min(gpu.compute_units * WARPS // tiling.blocks.warps // programs, work // MIN_CHUNK, MOST_SHARES)
+    wanted = min(gpu.compute_units * WARPS // _warps(tiling) // programs, work // MIN_CHUNK, MOST_SHARES)
     if wanted < 2 and channel is None:
         return (kernel,)
     loops = _by_stride(shared, graph, sizes)
@@ -151,10 +151,18 @@ def _by_stride(kernel: Kernel, graph: ir.Graph, sizes: Sizes) -> tuple[Var, ...]
     return ordered(linear, list(distinct_touches(linear, graph, sizes)), sizes).inner
 
 
+def _warps(tiling: Tiling) -> int:
+    """Of a share: where there are many of them, tiles of columns need no more than the usual ones."""
+    return min(tiling.blocks.warps, COLUMN_WARPS) if _is_columns(tiling) else tiling.blocks.warps
+
+
+def _is_columns(tiling: Tiling) -> bool:
+    return not tiling.persistent and tiling.blocks.x > 1
+
+
 def _programs(tiling: Tiling, sizes: Sizes) -> int:
     """Of a share: where there are many of them, tiles of columns are as wide as can be."""
-    columns = not tiling.persistent and tiling.blocks.x > 1
-    width = min(COLUMNS, power_of_two(sizes.of(tiling.x[-1].extent))) if columns else tiling.blocks.x
+    width = min(COLUMNS, power_of_two(sizes.of(tiling.x[-1].extent))) if _is_columns(tiling) else tiling.blocks.x
     return max(1, -(-sizes.points(tiling.x) // width))
 
 
