@@ -90,6 +90,8 @@ MIN_BLOCKS = 4
 MAX_REGISTER_ROW = 16384
 # Registers of a thread that values of its points may take in a reduction, and how many they take where they would take more.
 MOST_REGISTERS, FEW_REGISTERS = 256, 112
+# Operations of a point from which arithmetic takes longer than loads; then points of a thread, and the most warps for so few.
+HEAVY, HEAVY_POINTS, HEAVY_WARPS = 32, 8, 8
 INT32 = 2**31 - 1
 
 
@@ -353,21 +355,29 @@ def _reduction(kernel: Kernel, touches: list[Touch], sizes: Sizes, gpu: Gpu, wid
 
 def _lightened(kernel: Kernel, blocks: Blocks) -> Blocks:
     """With fewer points a thread where their values would not be in its registers: such as bilinear samples, which have twenty
-    at a time. Rows are walked then, unless they are read again."""
-    each = registers_of_a_point(kernel)
-    if each * _points_of_a_thread(blocks) <= MOST_REGISTERS:
+    at a time; or where arithmetic takes the time, which more threads of an SM share. Rows are walked then, unless they are
+    read again."""
+    each, points = registers_of_a_point(kernel), _points_of_a_thread(blocks)
+    fits, heavy = each * points <= MOST_REGISTERS, cost_of_a_point(kernel) >= HEAVY
+    if fits and not heavy:
         return blocks
-    may_walk = kernel.sections == 1 and not kernel.rows
-    while each * _points_of_a_thread(blocks) > FEW_REGISTERS:
+    most = min(max(1, FEW_REGISTERS // max(1, each)), HEAVY_POINTS if heavy else points)
+    may_walk, warps = kernel.sections == 1 and not kernel.rows, HEAVY_WARPS if heavy else FEW_WARPS
+    while _points_of_a_thread(blocks) > most:
         if blocks.x > 1:
             blocks = replace(blocks, x=blocks.x // 2)
-        elif blocks.warps < FEW_WARPS:
+        elif blocks.warps < warps:
             blocks = replace(blocks, warps=2 * blocks.warps)
         elif may_walk and blocks.r > 32 * blocks.warps:
             blocks = replace(blocks, r=blocks.r // 2)
         else:
             break
     return blocks
+
+
+def cost_of_a_point(kernel: Kernel) -> int:
+    """Elementary operations of an inner point."""
+    return vs.total_cost([root for s in kernel.statements if s.inner for root in s.roots])
 
 
 def _points_of_a_thread(blocks: Blocks) -> int:
