@@ -15,7 +15,6 @@ import torch
 from kgen.device import Gpu
 from kgen.ir import index as ix
 from kgen.ir import nodes as ir
-from kgen.ir import ops
 from kgen.ir import values as vs
 from kgen.ir.index import Atom, Expr, Sizes, Var
 from kgen.ir.plan import Kernel, Statement, Step, Tiling
