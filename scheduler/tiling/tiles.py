@@ -106,6 +106,8 @@ SHARED_ROW, MOST_SHARING, SHARED_TILE = 16384, 4, 16384
 ROW_COPIES = 2
 # Statements of a pointwise kernel whose values fit in registers whatever its tile is.
 FEW_STATEMENTS = 16
+# Operations of a point from which arithmetic takes longer than loads; then points of a thread, and the most warps for so few.
+HEAVY, HEAVY_POINTS, HEAVY_WARPS = 32, 8, 8
 INT32 = 2**31 - 1
 
 
@@ -418,15 +420,16 @@ def _reduction(kernel: Kernel, touches: list[Touch], sizes: Sizes, gpu: Gpu, wid
 
 def _lightened(kernel: Kernel, blocks: Blocks) -> Blocks:
     """With fewer points a thread where their values would not be in its registers: such as bilinear samples, which have twenty
-    at a time. Rows are walked then, unless they are read again."""
-    registers = _registers(kernel)
-    if registers(blocks) <= MOST_REGISTERS:
+    at a time; or where arithmetic takes the time, which more threads of an SM share. Rows are walked then, unless they are
+    read again."""
+    registers, heavy = _registers(kernel), cost_of_a_point(kernel) >= HEAVY
+    if registers(blocks) <= MOST_REGISTERS and not heavy:
         return blocks
-    may_walk = kernel.sections == 1 and not kernel.rows
-    while registers(blocks) > FEW_REGISTERS:
+    may_walk, warps = kernel.sections == 1 and not kernel.rows, HEAVY_WARPS if heavy else FEW_WARPS
+    while registers(blocks) > FEW_REGISTERS or (heavy and _points_of_a_thread(blocks) > HEAVY_POINTS):
         if blocks.x > 1:
             blocks = replace(blocks, x=blocks.x // 2)
-        elif blocks.warps < FEW_WARPS:
+        elif blocks.warps < warps:
             blocks = replace(blocks, warps=2 * blocks.warps)
         elif may_walk and blocks.r > 32 * blocks.warps:
             blocks = replace(blocks, r=blocks.r // 2)
@@ -456,6 +459,11 @@ def _registers(kernel: Kernel) -> Callable[[Blocks], int]:
     return lambda blocks: (
         each * _points_of_a_thread(blocks) + of_row * (ROW_COPIES * blocks.x // (32 * blocks.warps))
     )
+
+
+def cost_of_a_point(kernel: Kernel) -> int:
+    """Elementary operations of an inner point."""
+    return vs.total_cost([root for s in kernel.statements if s.inner for root in s.roots])
 
 
 def _points_of_a_thread(blocks: Blocks) -> int:

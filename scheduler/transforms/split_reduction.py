@@ -15,7 +15,6 @@ import torch
 from kgen.device import Gpu
 from kgen.ir import index as ix
 from kgen.ir import nodes as ir
-from kgen.ir import ops
 from kgen.ir import values as vs
 from kgen.ir.index import Atom, Expr, Sizes, Var
 from kgen.ir.plan import Kernel, Statement, Step, Tiling
@@ -33,12 +32,12 @@ from kgen.scheduler.tiling.loops import (
     stride_along,
     unflattened,
 )
-from kgen.scheduler.tiling.tiles import COLUMN_WARPS, COLUMNS, choose_tiles, power_of_two
+from kgen.scheduler.tiling.tiles import COLUMN_WARPS, COLUMNS, HEAVY, choose_tiles, cost_of_a_point, power_of_two
 from kgen.scheduler.transforms.ragged_shares import padded, stored_inside
 from kgen.scheduler.transforms.split_online_softmax import split_online_softmax
 from kgen.scheduler.transforms.stacked_reductions import split_stacked
 
-# Points that a program reduces at least, so that its launch is worth while.
+# Points that a program reduces at least, so that its launch is worth while: of heavy points fewer.
 MIN_CHUNK = 4096
 # Warps that an SM runs at once: with so many, some load at any time.
 WARPS = 64
@@ -84,7 +83,8 @@ def split_reduction(kernel: Kernel, graph: ir.Graph, sizes: Sizes, gpu: Gpu) -> 
     tiling = for_equal(("tiles", gpu), shared, graph, lambda: choose_tiles(shared, graph, sizes, gpu))
     programs = _programs(tiling, sizes)
     work = sizes.points(kernel.outer) * sizes.points(kernel.inner) // programs
-    wanted = min(gpu.compute_units * WARPS // _warps(tiling) // programs, work // MIN_CHUNK, MOST_SHARES)
+    chunk = MIN_CHUNK // max(1, cost_of_a_point(kernel) // HEAVY)
+    wanted = min(gpu.compute_units * WARPS // _warps(tiling) // programs, work // chunk, MOST_SHARES)
     if wanted < 2 and channel is None:
         return (kernel,)
     loops = _by_stride(shared, graph, sizes)

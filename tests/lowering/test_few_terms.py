@@ -31,6 +31,12 @@ def areas(x: Tensor) -> Tensor:
     return (x[:, None, :2] - x[None, :, 2:]).clamp(min=0).prod(-1).amax(1)
 
 
+def wrapped_distances(x: Tensor) -> Tensor:
+    """Terms of several operations each: one kernel stores the sums."""
+    apart = x[:, None] - x[None]
+    return ((apart - 10 * torch.round(apart / 10) + 0.1).abs() ** 2).sum(-1)
+
+
 def counted(x: Tensor) -> Tensor:
     return (x.view(-1, 3) > 0).sum(-1)
 
@@ -67,6 +73,7 @@ CASES: list[tuple[Callable[..., Tensor], list[tuple[int, ...]]]] = [
     (with_addend, [(300, 4), (4, 100), (100,)]),
     (one_after_the_other, [(4096, 2, 3), (4096, 3, 2), (4096, 2, 2)]),
     (areas, [(130, 4)]),
+    (wrapped_distances, [(150, 3)]),
     (counted, [(3 << 14,)]),
     (mean_of_pairs, [(4 << 14,)]),
     (causal, [(2, 64, 160), (64, 1, 4), (64,)]),

@@ -96,9 +96,9 @@ def _plain_library() -> ModuleType:
         approximate_exp2=lambda x: tl.exp2(1.0 * x),  # which is patched by then
         approximate_reciprocal=lambda x: 1.0 / x,
         approximate_rsqrt=lambda x: 1.0 / tl.sqrt_rn(x),
-        quotients=lambda a, b: tl.div_rn(a, b),
+        quotients=lambda a, b: tl.div_rn(a, b),  # noqa: PLW0108  patched by then, too
         inverses=lambda x: 1.0 / x,
-        roots=lambda x: tl.sqrt_rn(x),
+        roots=lambda x: tl.sqrt_rn(x),  # noqa: PLW0108
         trap_unless=_trap_unless,
         float_of_byte=lambda x, to: x.to(tl.float32).to(to),
         multiply_halves=lambda a, b: (a.to(tl.float32) * b.to(tl.float32)).to(a.dtype),

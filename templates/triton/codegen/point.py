@@ -7,6 +7,7 @@ What the axes are, their tiles and their masks, is the business of whoever deriv
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -207,18 +208,23 @@ class PointEmitter:
                 return shared.format(*args)
         if value.op in STRUCTURAL:
             return self._structural(value, *args)
-        if value.op == "truediv" and value.args[1].op == "const":
-            quotient = division_by_number(args[0], value.args[1].attr, value.dtype, value in self.exact)
-            if quotient is not None:
-                return quotient
-        row = TRITON_OPS.get(value.op)
-        if value.op in FAST_OPS and value.dtype is torch.float32 and value not in self.exact:
-            if value.op == "truediv" and self.axes(value.args[1]) < self.axes(value):
-                return f"{args[0]} * {self._reciprocal(value.args[1])}"
-            row = FAST_OPS[value.op]
+        return self._division(value, args[0]) or self._operation(value, args)
+
+    def _operation(self, value: Value, args: Sequence[str]) -> str:
+        fast = value.op in FAST_OPS and value.dtype is torch.float32 and value not in self.exact
+        row = FAST_OPS[value.op] if fast else TRITON_OPS.get(value.op)
         if row is None:
             raise errors.MissingOp(backend="triton", op=value.op)
         return row.format(*args)
+
+    def _division(self, value: Value, dividend: str) -> str | None:
+        """The text of a division that is a multiplication, or begins with one."""
+        if value.op != "truediv" or value.dtype is not torch.float32:
+            return None
+        divisor, exact = value.args[1], value in self.exact
+        if divisor.op == "const":
+            return division_by_number(dividend, float(divisor.attr), exact)
+        return None if exact or self.axes(divisor) >= self.axes(value) else f"{dividend} * {self._reciprocal(divisor)}"
 
     def _structural(self, value: Value, *args: str) -> str:
         if value.op == "round_to" and vs.is_stored(value, self.graph.is_given):

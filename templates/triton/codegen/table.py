@@ -93,17 +93,17 @@ FAST_OPS: dict[str, str] = {
 _ORDINARY = (2.0**-100, 2.0**100)
 
 
-def division_by_number(dividend: str, number: float, dtype: torch.dtype, exact: bool) -> str | None:
-    """The quotient by a number in a kernel's text, rounded as a division rounds it if `exact`. By a power of two it is a
-    multiplication. Else the quotient by a reciprocal is corrected: one correction gives all digits where the number has few of
-    its own, for no quotient is then close to the middle between two floats."""
-    divisor = float(torch.tensor(float(number), dtype=dtype))
+def division_by_number(dividend: str, number: float, exact: bool) -> str | None:
+    """A float32 quotient by a number in a kernel's text, rounded as a division rounds it if `exact`; None of a number out of
+    range. By a power of two it is a multiplication. Else the quotient by a reciprocal is corrected: one correction gives all
+    digits where the number has few of its own, for no quotient is then close to the middle between two floats."""
+    divisor = float(torch.tensor(number, dtype=torch.float32))
     size, (digits, _) = abs(divisor), math.frexp(divisor)
-    if dtype is not torch.float32 or not _ORDINARY[0] < size < _ORDINARY[1]:
+    if not _ORDINARY[0] < size < _ORDINARY[1]:
         return None
-    reciprocal = float(torch.tensor(1.0 / size, dtype=dtype))
+    reciprocal = float(torch.tensor(1.0 / size, dtype=torch.float32))
     if abs(digits) == 0.5 or not exact:
-        return f"{dividend} * {literal(math.copysign(reciprocal, divisor), dtype)}"
+        return f"{dividend} * {literal(math.copysign(reciprocal, divisor), torch.float32)}"
     few = int(abs(digits) * 2**24) % 8 == 0
     signed = dividend if divisor > 0 else f"lib.neg({dividend})"
     return f"lib.divided_by_number({signed}, {size!r}, {reciprocal!r}, {1 if few else 2})"

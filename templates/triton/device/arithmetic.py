@@ -32,8 +32,8 @@ def divided(a, b):
 
 @triton.jit
 def divided_by_number(a, number: tl.constexpr, reciprocal: tl.constexpr, corrections: tl.constexpr):
-    """a / number of float32, for a positive number whose correctly rounded reciprocal is known: the quotient is corrected by its
-    exact remainder, as in `divided_by_few`. The remainder's sign is turned, which keeps that of a zero."""
+    """a / number of float32, for a positive number whose correctly rounded reciprocal is known: the quotient is corrected by
+    its exact remainder, as in `divided_by_few`. The remainder's sign is turned, which keeps that of a zero."""
     first = a * reciprocal
     found = first
     for _ in tl.static_range(corrections):

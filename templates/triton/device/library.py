@@ -162,6 +162,7 @@ from kgen.templates.triton.device.random import (
     unit_interval,
     words_of_adjacent,
 )
+from kgen.templates.triton.device.rounded import inverses, quotients, roots
 from kgen.templates.triton.device.row_loops import (
     blocks_of,
     fold_blocks_max,
@@ -184,4 +185,3 @@ from kgen.templates.triton.device.row_loops import (
     to_members,
     to_points,
 )
-from kgen.templates.triton.device.rounded import inverses, quotients, roots

@@ -38,12 +38,12 @@ _ROOT = (
 
 def _text(short: str, long: str, arguments: int) -> tuple[str, str]:
     """The assembly of FEW elements, and its constraints."""
-    places = [{"made": f"m{k}", "a": f"${FEW + k}", "b": f"${2 * FEW + k}"} for k in range(FEW)]
+    registers = [{"made": f"m{k}", "a": f"${FEW + k}", "b": f"${2 * FEW + k}"} for k in range(FEW)]
     lines = [
         ".reg .pred p; .reg .f32 r, n, e, q, m0, m1, m2, m3; setp.eq.u32 p, 0, 0; ",
-        *(short.format(**place) for place in places),
+        *(short.format(**named) for named in registers),
         "@p bra done; ",
-        *(long.format(**place) for place in places),
+        *(long.format(**named) for named in registers),
         "done: ",
         *(f"mov.f32 ${k}, m{k}; " for k in range(FEW)),
     ]

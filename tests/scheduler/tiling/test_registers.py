@@ -57,6 +57,25 @@ def test_simple_sums_keep_their_rows_in_registers() -> None:
     assert (tiling.persistent, points_of_a_thread(tiling)) == (True, 32)
 
 
+def heavy(x: Tensor, y: Tensor) -> Tensor:
+    return (F.softplus(x * y) / (1 + x.exp())).sum(-1)
+
+
+@pytest.mark.parametrize("columns", [200, 1000, 5000])
+def test_a_thread_has_few_points_of_much_arithmetic(columns: int) -> None:
+    for tiling in reductions(planned(heavy, torch.randn(4096, columns), torch.randn(4096, columns))):
+        assert points_of_a_thread(tiling) <= 8
+
+
+def test_shares_of_heavy_rows_are_shorter() -> None:
+    x = torch.randn(2**17)
+    plans = [planned(f, x, x) for f in (summed, lambda x, y: heavy(x.tan(), y.atan()))]
+    few, many = (reductions(plan)[0].kernel.outer[0].extent.as_int() for plan in plans)
+    assert few is not None
+    assert many is not None
+    assert many > few
+
+
 def test_values_of_a_point() -> None:
     """Two loads and their quotient; a sum of three loads never holds more than two; what belongs to a row takes none."""
 

@@ -11,6 +11,7 @@ from kgen.ir.index import Sizes
 from kgen.ir.plan import Kernel, Schedule, Tiling
 from kgen.scheduler import choose_tiles
 from tests.gpu_graphs import run
+from tests.rendering import gpu_call
 from tests.scheduler.selection.test_safe_choices import planned
 
 
@@ -44,3 +45,30 @@ def test_what_belongs_to_columns_needs_no_rows() -> None:
 @pytest.mark.parametrize("columns", [1024, 1000])
 def test_values_of_rows(columns: int) -> None:
     assert run(minus_row, torch.randn(3, columns), torch.randn(3), gpu_interpreter=True).kinds == {"plane"}
+
+
+def flipped(x: Tensor) -> Tensor:
+    return x.flip(-1) * 2
+
+
+def test_stores_of_joined_loops_are_the_index_of_the_program() -> None:
+    """Triton sees that a thread's points are neighbours there."""
+    plan = planned(flipped, torch.randn(40, 30, 33))
+    [tiling] = tilings(plan)
+    assert len(tiling.x) > 1
+    text = gpu_call(tiling, plan.graph).launch.source
+    [store] = [line for line in text.splitlines() if "tl.store" in line]
+    assert "+ (xi)" in store
+
+
+@pytest.mark.interpret
+def test_values_of_joined_loops() -> None:
+    """All of an axis, its outer loops alone, and some with a step."""
+    x, y, z = torch.randn(7, 5, 9), torch.randn(7, 5), torch.randn(14, 5, 18)
+    assert run(lambda x, y, z: x.flip(-1) * y[..., None] + z[::2, :, ::2], x, y, z, gpu_interpreter=True).kinds
+
+
+@pytest.mark.parametrize(("rows", "step"), [(80, 16384), (4096, 4096)])
+def test_few_rows_that_are_walked_again_take_large_steps(rows: int, step: int) -> None:
+    [tiling] = tilings(planned(lambda x: x.softmax(-1), torch.randn(rows, 50257, dtype=torch.bfloat16)))
+    assert tiling.blocks.r == step
