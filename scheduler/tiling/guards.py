@@ -53,7 +53,7 @@ def _is_inside(buffer: ir.Buffer, offset: Expr) -> bool:
     for size, stride in zip(buffer.sizes, buffer.strides, strict=True):
         last = last + (size - 1) * stride
     low, high, end = *offset.bounds(), last.as_int()
-    return end is not None and 0 <= low and high <= end and all(size != 0 for size in buffer.sizes)
+    return end is not None and low >= 0 and high <= end and all(size != 0 for size in buffer.sizes)
 
 
 def _mapped(s: Statement, shared: set[Value]) -> Statement:

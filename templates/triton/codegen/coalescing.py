@@ -51,7 +51,9 @@ def _step(offset: Expr, loop: Var, sizes: Sizes) -> int:
     if _divisors(offset) is None:
         return 0
     length = sizes.of(loop.extent)
-    return median_low([abs(_at(offset, loop, k + 1, sizes) - _at(offset, loop, k, sizes)) for k in range(0, length, length // 8 + 1)])
+    return median_low(
+        [abs(_at(offset, loop, k + 1, sizes) - _at(offset, loop, k, sizes)) for k in range(0, length, length // 8 + 1)]
+    )
 
 
 def _at(offset: Expr, loop: Var, place: int, sizes: Sizes) -> int:
