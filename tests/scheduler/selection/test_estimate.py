@@ -154,15 +154,24 @@ def test_exact_functions_take_longer() -> None:
     assert exact > 1.5 * fast
 
 
+def library_seconds(m: int, k: int, n: int, dtype: torch.dtype = torch.float16) -> float:
+    """The estimate for the library's matmul."""
+    options = Options(gpu_everywhere=True, gpu=Gpu(arch=90), only=Only("triton_matmul", lambda found: found[0]))
+    plan = plans(torch.matmul, e(m, k, dtype=dtype), e(k, n, dtype=dtype), options=options).forward
+    [kernel] = (step for step in plan.kernels if isinstance(step, Kernel) and step.contracts)
+    device = options.device(plan.graph, contraction_of(kernel))
+    return model.apart_seconds(problems(kernel, plan.graph, device, options.only)[0][0])
+
+
 def test_the_library_cuts_short_sums_of_rows_of_odd_lengths() -> None:
     """Measured: 4.2 us for the parts of 4,095 x 845 x 128, and none of sums of 128."""
-    options = Options(gpu_everywhere=True, gpu=Gpu(arch=90), only=Only("triton_matmul", lambda found: found[0]))
+    assert library_seconds(4095, 845, 128) - library_seconds(4095, 848, 128) > 4e-6
+    assert library_seconds(4095, 129, 128) - library_seconds(4095, 136, 128) < 4e-6
 
-    def library(k: int) -> float:
-        plan = plans(torch.matmul, e(4095, k), e(k, 128), options=options).forward
-        [kernel] = (step for step in plan.kernels if isinstance(step, Kernel) and step.contracts)
-        device = options.device(plan.graph, contraction_of(kernel))
-        return model.apart_seconds(problems(kernel, plan.graph, device, options.only)[0][0])
 
-    assert library(845) - library(848) > 4e-6
-    assert library(129) - library(136) < 4e-6
+@pytest.mark.parametrize(
+    ("sizes", "measured"), [((3000, 770, 2310), 67e-6), ((3000, 1000, 500), 26e-6), ((1500, 700, 1200), 19e-6)]
+)
+def test_the_library_with_rows_of_half_a_load(sizes: tuple[int, int, int], measured: float) -> None:
+    """On an H100."""
+    assert library_seconds(*sizes) == pytest.approx(measured, rel=0.3)
