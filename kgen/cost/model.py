@@ -39,6 +39,9 @@ AMX_ORDERING = 1.5
 EMULATED_SHARE = 0.25
 # What is left of cuBLAS' rate where rows begin at multiples of so many bytes; only 16 and 2 are measured.
 ALIGNED_SHARE = {16: 1.0, 8: 0.7, 4: 0.45, 2: 0.14, 1: 0.14}
+# The same of 16-bit numbers, for which it has other kernels (H100, 2026-11-27, bench.untuned: 3,000 x 770 x 2,310 in 63 to
+# 71 us, 3,000 x 1,000 x 500 in 22 and 26 us, 1,500 x 700 x 1,200 in 19 us).
+ALIGNED_SHARE_OF_HALVES = {16: 1.0, 8: 0.2, 4: 0.22, 2: 0.14, 1: 0.14}
 # The role (`ir.Derived`) of copies in rows of whole lines, which are made for templates.
 ALIGNED_COPY = "aligned"
 # What is left of the bandwidth there (H100, 2026-11-24, bench.regret: ViT's and Whisper's attention).
@@ -68,6 +71,8 @@ CONVOLUTION, NARROW_SHARE, LOAD = 3e-6, 0.03, 16
 PATCH_SHARE = 0.4
 # Channels of its tiles.
 CHANNELS = 128
+# Bytes of a 16-bit number.
+HALF = 2
 # Tiles of its matmuls, and their shares of the rate; and how much faster SMs are where few have one (H100, 2026-11-26,
 # bench.regret: weight gradients, projections of short sequences).
 LIBRARY_TILES, FASTER, LONGEST_IDLE = {(128, 128): 1.0, (128, 64): 0.85, (64, 64): 0.7}, 1.2, 1.25
@@ -76,6 +81,10 @@ LIBRARY_TILES, FASTER, LONGEST_IDLE = {(128, 128): 1.0, (128, 64): 0.85, (64, 64
 TERM, UNSPLIT = 2.5e-9, 1280
 # Seconds that it takes to add up the parts of a sum that the library cuts, for want of tiles, when it is so long.
 CUT_SUM, LONG_SUM = 8e-6, 4096
+# The same of 16-bit numbers whose rows begin anywhere. It has large tiles only for them, and cuts shorter sums (H100,
+# 2026-11-27, bench.untuned: 4,095 x 845 x 128 took 16.6 us, and 4.2 us for the parts; it does not cut sums of 128). The parts
+# of long ones occupy all SMs (1,001 x 18,724 x 320 took 101 us).
+CUT_UNALIGNED, SUM_UNALIGNED = 4.2e-6, 512
 # Seconds of what a tile of the library's matmuls goes through afterwards where one call does that too, and the points of such
 # a tile; matmuls of the next tiles hide all but so many of these.
 FUSED_TAIL, FUSED_TILE, FUSED_TAILS = 1.5e-6, 128 * 256, 5
@@ -463,20 +472,15 @@ def _call(problem: Problem, streaming: float) -> float:
     if device.kind == "cuda":
         aligned = _alignment(problem)
         share *= NARROW_SHARE if _is_narrow(problem) else PATCH_SHARE if _reads_patches(problem) else 1.0
-        share *= ALIGNED_SHARE[aligned] * (BYTE_SHARE if problem.main_dtype.itemsize == 1 else 1.0)
+        shares = ALIGNED_SHARE_OF_HALVES if problem.main_dtype.itemsize == HALF and call is None else ALIGNED_SHARE
+        share *= shares[aligned] * (BYTE_SHARE if problem.main_dtype.itemsize == 1 else 1.0)
         streaming /= STREAMED_SHARE[aligned] * (SHORT_SHARE if aligned < LOAD and _has_short_rows(problem) else 1.0)
         batch, extents = _result_sizes(problem)
         compute = problem.flops / len(problem.members) / problem.rate / share * _padded(problem, extents)
-        compute *= _idle(problem, math.prod(batch), extents)
-        reduced = problem.flops / len(problem.members) / 2 / math.prod((*batch, *extents))
-        compute = max(compute, TERM * min(reduced, UNSPLIT))
-        tiles = math.prod((*batch, *(math.ceil(n / 128) for n in extents)))
-        cut = (
-            extents[0] > 16
-            and problem.flops >= 2 * LONG_SUM * math.prod((*batch, *extents))
-            and tiles < device.compute_units // 4
-        )
-        return max(compute, streaming) + APART * min(compute, streaming) + (CUT_SUM if cut else 0)
+        parts, filled = _cut(problem, aligned)
+        compute *= 1.0 if filled else _idle(problem, math.prod(batch), extents)
+        compute = max(compute, TERM * min(_terms(problem), UNSPLIT))
+        return max(compute, streaming) + APART * min(compute, streaming) + parts
     if call is not None and problem.main_dtype.is_floating_point and not _is_emulated(problem):
         return convolution_on_cpu(problem, call)
     share *= _share_on_cpu(problem)
@@ -487,6 +491,23 @@ def _call(problem: Problem, streaming: float) -> float:
     if min(extents) == 1 or largest < CACHED:
         return max(compute, streaming) * ordering
     return (compute + streaming * PACKING) * ordering
+
+
+def _terms(problem: Problem) -> float:
+    """Terms of each sum."""
+    batch, extents = _result_sizes(problem)
+    return problem.flops / len(problem.members) / 2 / math.prod((*batch, *extents))
+
+
+def _cut(problem: Problem, aligned: int) -> tuple[float, bool]:
+    """Seconds for the parts of sums that a GPU's library cuts, for want of tiles, and whether these occupy all SMs."""
+    (batch, extents), units = _result_sizes(problem), problem.device.compute_units
+    tiles = math.prod((*batch, *(math.ceil(n / 128) for n in extents)))
+    halves = aligned < LOAD and problem.main_dtype.itemsize == HALF and problem.windowed_call is None
+    if extents[0] > 16 and problem.flops >= 2 * LONG_SUM * math.prod((*batch, *extents)) and tiles < units // 4:
+        return CUT_SUM, halves
+    few = halves and _terms(problem) >= SUM_UNALIGNED and tiles <= units // 2
+    return CUT_UNALIGNED if few else 0.0, False
 
 
 def _idle(problem: Problem, batch: int, extents: list[int]) -> float:

@@ -212,16 +212,26 @@ def _readings(kernel: Kernel, graph: ir.Graph, device: Device, written: frozense
     sources = [_buffer(value, graph) for value in operands]
     if sources[0] is not None and sources[0] == sources[1]:
         return {}
+    parts = _read_in_part(kernel, graph)
     made = [
-        _copied(source, value, graph, device) if source is not None else _stored(side, kernel, matmul, graph, device, written)
+        _stored(side, kernel, matmul, graph, device, written) if source is None
+        else None if side in parts else _copied(source, value, graph, device)
         for side, (source, value) in enumerate(zip(sources, operands, strict=True))
-    ]
+    ]  # fmt: skip
     found: dict[str, _Reading] = {}
     for copies, chosen_operands in _OPERANDS.items():
         chosen = {side: one for side, one in enumerate(made) if chosen_operands[side] and one is not None}
         if copies != NONE and len(chosen) == sum(chosen_operands):
             found[copies] = _reading_copies(kernel, matmul, graph, chosen)
     return found
+
+
+def _read_in_part(kernel: Kernel, graph: ir.Graph) -> set[int]:
+    """The operands of which `with_copies` makes no copy, for a matmul does not read all of their buffers."""
+    node = contractions_by_result(graph).get(contraction_of(kernel))
+    operands = () if node is None else (node.lhs, node.rhs)
+    sources = [(_buffer(value, graph), _source(value, graph)) for value in operands]
+    return {side for side, (buffer, whole) in enumerate(sources) if buffer is not None and whole is None}
 
 
 def best_copies(

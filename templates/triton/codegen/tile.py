@@ -20,7 +20,7 @@ from kgen.templates.problem import Part, Problem
 from kgen.templates.render import clean
 from kgen.templates.slots import Pair
 from kgen.templates.triton.codegen.coalescing import hinted, nearest_axis
-from kgen.templates.triton.codegen.point import Axes, PointEmitter, Scope
+from kgen.templates.triton.codegen.point import NARROW_INDEX, Axes, PointEmitter, Scope
 from kgen.templates.triton.codegen.precision import exact_values
 from kgen.templates.triton.codegen.table import REDUCE, TRITON_TYPES, WIDEN, literal
 
@@ -190,6 +190,8 @@ class TileEmitter(PointEmitter):
             rest = [self._fresh("count")] if s.op == "welford" else []
             text = self._across(s.op, tiles, at + (runs > 1))
             self._line(f"{', '.join([*names, *rest])} = {text}")
+        if s.op in ("argmax", "argmin"):
+            self._line(f"{names[1]} = {names[1]}.to(tl.int64)")
         for out, name in zip(s.outs, names, strict=True):
             spread = f"tl.expand_dims({name}, {at + (runs > 1)})"
             if runs == 1:
@@ -245,7 +247,8 @@ class TileEmitter(PointEmitter):
         tile = self._bind("tile", tile)
         if s.op in ("argmax", "argmin"):
             assert s.rank is not None
-            return [tile, self._bind("place", f"tl.broadcast_to({self.text(s.rank)}, {self._shape(self.level)}).to(tl.int64)")]
+            kind = "int32" if s.rank.bounds()[1] < NARROW_INDEX else "int64"  # as many registers as numbers take, or two
+            return [tile, self._bind("place", f"tl.broadcast_to({self.text(s.rank)}, {self._shape(self.level)}).to(tl.{kind})")]
         if s.op == "welford" and not self._is_filled(s, part):
             count = f"tl.zeros_like({tile}) + " + ("1.0" if inside is None else f"tl.where({inside}, 1.0, 0.0)")
             return [tile, f"tl.zeros_like({tile})", self._bind("count", count)]

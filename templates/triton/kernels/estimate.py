@@ -18,10 +18,15 @@ from kgen.ir import values as vs
 from kgen.templates.calibration import HOPPER
 from kgen.templates.contract import Config
 from kgen.templates.problem import Input, Problem, memoised, memoised_at_sizes
+from kgen.templates.triton.codegen.precision import exact_values
 from kgen.templates.triton.codegen.tma_layout import tiles_read, tma_layout
 
 # Seconds: a launch with what stands idle at either end; starting a program; from asking for a stage until it is there.
 LAUNCH, START, LATENCY = 1.4e-6, 0.35e-6, 0.85e-6
+# Bytes of the narrowest asynchronous copy. Operands whose runs in memory are narrower pass through registers: none is on its
+# way while a program multiplies, and each step begins with waiting for them, for the L2 cache at least (H100, 2026-11-27,
+# bench.untuned: steps took .5 to 1.25 us more than what they do, of rows of 845, 65,537 and 1001 numbers of 16 bits).
+NARROWEST, FETCHED = 4, 0.5e-6
 # Until each warp has its part, and the barriers between them are there (H100, 2026-11-26, bench.regret: 79 kernels).
 PARTING = 0.6e-6
 # The same of bytes that come from the memory behind the L2 cache to a program that asks for many at a time (H100 and H200,
@@ -33,6 +38,9 @@ ZEROS_SHARE = 0.15
 # What functions of the device's library cost in epilogues beyond the additions that they count for elsewhere (H100, 2026-11-24,
 # bench.regret).
 LONGER = {"erf": 45, "log1p": 80, "sigmoid": 12, "sin": 260, "cos": 260, "tan": 280}
+# The same of those whose results are to be as exact as eager's: a branch for each of a thread's numbers, one after the other
+# (H100, 2026-11-27, bench.untuned: 32 million tanh behind a matmul and in front of sums of rows, 128 us).
+EXACTLY = {"tanh": 140}
 # What each number that an epilogue reads counts for, in additions: it is loaded, widened, and seldom there in time (H100,
 # 2026-11-24, bench.regret: gradients of GELU, residuals of 1x1 convolutions).
 READ = 10
@@ -85,8 +93,10 @@ BYTE_SHARE = 0.8
 # Share of the rate that is left below so many rows, where a Hopper GPU multiplies registers; counted where a tile is so low
 # because it is wide, not because there are few rows to read a matrix for.
 LOW_TILE, LOW_RATE, LOW_RATE_IN_TURN = 64, 0.3, 0.45
-# And of the units that multiply float32 numbers exactly.
-EXACT_RATE = 0.5
+# And of the units that multiply float32 numbers exactly. And seconds for each element that a warp reads of a right operand that
+# is contiguous along k in shared memory: its threads have neighbours along n, and wait for each other at the banks (H100,
+# 2026-11-27, bench.untuned: a step of 16 x 64 x 64 took 2.8 us where multiplying takes .5).
+EXACT_RATE, BANKED = 0.5, 0.14e-9
 # Columns that it costs to multiply a tile by ones: 16, but bound by reading the tile from shared memory.
 ONES = 32
 # How much more a row of an operand costs that begins in the middle of a line of the cache; and one that TMA brings
@@ -154,11 +164,8 @@ def seconds(problem: Problem, config: Config, shared: int, registers: int) -> fl
     together = max(1, min(stays or limit, limit, each))
     waves = tiles / device.compute_units
     tile = tile_of(problem, config, together, _load(waves, each))
-    in_flight = config.STAGES - 1  # steps whose operands are on their way
-    if not config.get("FLATTEN"):  # none of the next tile's
-        in_flight = min(in_flight, math.ceil(problem.size("k") / config.BLOCK_K))
-    covered = in_flight * tile.step * together
-    mma = tile.mma * (max(1.0, LATENCY / covered) if covered else 1 + LATENCY / tile.step / together)
+    in_flight = _in_flight(problem, config)
+    mma = tile.mma * max(1.0, _waiting(in_flight, tile.step) / together)
     if together > 1:
         multiplying = mma + tile.bare + (0 if stays else START / together)
         apart = APART if stays and not _reads(problem) else BESIDE
@@ -169,7 +176,7 @@ def seconds(problem: Problem, config: Config, shared: int, registers: int) -> fl
     else:
         busy = each * (mma + tile.bare + tile.epilogue + tile.stores + START)
     busy += _summing(problem, config, tiles) + each * _turning(problem, config)
-    arriving = _arriving(problem, config, min(tiles, device.compute_units * together) * in_flight)
+    arriving = _arriving(problem, config, min(tiles, device.compute_units * together) * max(1, in_flight))
     streaming = max(
         _streaming(problem, waves / together) * _in_runs(problem, config), arriving, _filling(problem, config, tiles)
     )
@@ -177,6 +184,19 @@ def seconds(problem: Problem, config: Config, shared: int, registers: int) -> fl
     busy *= DOUBTFUL if any(one.load is None for one in problem.inputs.values()) else 1.0
     parting = PARTING if _has_parts(config) else 0.0
     return LAUNCH + parting + max(busy, streaming) + APART * min(busy, streaming) + START
+
+
+def _in_flight(problem: Problem, config: Config) -> int:
+    """Steps whose operands are on their way while a program multiplies."""
+    steps = math.ceil(problem.size("k") / config.BLOCK_K)
+    if steps > 1 and passes_registers(problem):
+        return 0
+    return config.STAGES - 1 if config.get("FLATTEN") else min(config.STAGES - 1, steps)  # none of the next tile's
+
+
+def _waiting(in_flight: int, step: float) -> float:
+    """How much longer than what it does a step takes in a program that is alone."""
+    return LATENCY / (in_flight * step) if in_flight else 1 + FETCHED / step
 
 
 def _turning(problem: Problem, config: Config, operands: str = "AB") -> float:
@@ -284,8 +304,9 @@ def tile_of(problem: Problem, config: Config, together: int = 1, load: Load = Lo
     rate = problem.rate / device.compute_units
     arithmetic = 2 * area * config.BLOCK_K * count / rate / _share(problem, config, area * count, together)
     arithmetic *= load.throttled
-    step = max(arithmetic, _all_loaded(problem, config, load.busy) / L2_RATE)
+    step = max(arithmetic, _all_loaded(problem, config, load.busy) / L2_RATE, _copied(problem, config) / L2_RATE)
     step += _by_element(problem, config) / min(ELEMENT_WARPS, together * config.WARPS) + _scattered(problem, config)
+    step += _at_banks(problem, config)
     step = max(step, LATENCY / together) if _waits(problem) and not config.get("SLICED_K") else step
     waiting = WAITING if together * config.WARPS < WARPS_OF_EPILOGUE else 1.0
     crowded = CROWDED if _is_crowded(problem, config) else 1.0
@@ -340,7 +361,15 @@ def _stores_vectors(problem: Problem) -> bool:
 @memoised
 def _epilogue_cost(problem: Problem) -> int:
     """Elementary operations for each result. What several statements need is computed once."""
-    return vs.total_cost([root for s in problem.epilogue for root in s.roots], LONGER)
+    roots = [root for s in problem.epilogue for root in s.roots]
+    longer = [EXACTLY[v.op] for v in vs.topological(roots) if v.op in EXACTLY and v in _exact(problem)]
+    return vs.total_cost(roots, LONGER) + sum(longer)
+
+
+@memoised
+def _exact(problem: Problem) -> set[vs.Value]:
+    """What the hardware's approximations are not good enough for."""
+    return exact_values(problem.kernel.statements, problem.graph)
 
 
 @memoised
@@ -392,6 +421,33 @@ def _loaded(problem: Problem, one: Input, config: Config, busy: float = 1.0) -> 
 
 def _all_loaded(problem: Problem, config: Config, busy: float) -> float:
     return sum(_loaded(problem, one, config, busy) for one in _operands(problem))
+
+
+def _copied(problem: Problem, config: Config) -> float:
+    """Bytes that an SM could copy while it copies what a step reads: narrow asynchronous copies take as long as the widest
+    (H100, 2026-11-27, bench.untuned: 64 and 96 copies of a warp, of 4 bytes a thread, took 10 to 11 cycles each)."""
+    total = 0.0
+    for one in _operands(problem):
+        if one.load is None or _by_engine(problem, one):
+            continue
+        width = _width(problem, one, one.load)
+        total += _loaded(problem, one, config, 0.0) * (WIDEST / width if width >= NARROWEST else 1.0)
+    return total
+
+
+@memoised_at_sizes
+def passes_registers(problem: Problem) -> bool:
+    """Whether a tile of some operand is read in runs that no asynchronous copy is as narrow as."""
+    tiles = ((one, load) for one in _operands(problem) if not _by_engine(problem, one) for load in _tiles_of(problem, one))
+    return any((_known_width(problem, one, load) or NARROWEST) < NARROWEST for one, load in tiles)
+
+
+def _tiles_of(problem: Problem, one: Input) -> list[vs.Value]:
+    """What an operand reads a tile of: all that varies along both of its axes."""
+    if one.load is not None:
+        return [one.load]
+    axes = [frozenset(one.loops[axis]) for axis in one.axes if problem.template.block(axis)]
+    return [load for load in vs.loads([one.value]) if all(own & ix.free_atoms(load.attr[1][0]) for own in axes)]
 
 
 def _arriving(problem: Problem, config: Config, on_their_way: int) -> float:
@@ -496,25 +552,35 @@ def _of_element(problem: Problem, one: Input) -> float:
         return GATHERED if problem.reads_window(one) else COMPUTED * vs.total_cost([one.value], LONGER)
     if _by_engine(problem, one):
         return 0.0
-    width = _width(problem, one)
+    width = _width(problem, one, one.load)
     return PLACED[width] if width < WIDEST else JUMPING if problem.reads_window(one) else 0.0
 
 
-def _width(problem: Problem, one: Input) -> int:
-    """Bytes that a thread may load of an operand at a time: as many neighbours as each run of them in memory has, from where
-    each run begins."""
-    assert one.load is not None
-    index, size = one.load.attr[1][0], one.dtype.itemsize
+def _width(problem: Problem, one: Input, load: vs.Value) -> int:
+    """Bytes that a thread may load of an operand at a time; an element, where that is not known."""
+    return _known_width(problem, one, load) or int(load.attr[2].itemsize)
+
+
+def _known_width(problem: Problem, one: Input, load: vs.Value) -> int | None:
+    """The bytes of as many neighbours as each run in memory has, from where it begins, up to the end of its axis: a mask says
+    of each element whether it is inside. None where that is not known."""
+    index, size = load.attr[1][0], load.attr[2].itemsize
     loops = [v for axis in one.axes if problem.template.block(axis) for v in one.loops[axis]]
     strides = {v: ix.stride_of(index, v) for v in loops}
     runs = [v for v in loops if strides[v] == 1]
     if len(runs) != 1:
-        return size
-    alone = any(own == (runs[0],) for own in one.loops.values())
+        return None
     steps = [s for v, s in strides.items() if v is not runs[0] and not _is_gathered(index, v)]
     known = [problem.sizes.of(s) * size for s in steps if s is not None]
-    length = [] if alone else [problem.sizes.of(runs[0].extent) * size]
-    return math.gcd(WIDEST, *known, *length) if len(known) == len(steps) else size
+    return math.gcd(WIDEST, *known, problem.sizes.of(runs[0].extent) * size) if len(known) == len(steps) else None
+
+
+def _at_banks(problem: Problem, config: Config) -> float:
+    """Seconds of a step in which threads that multiply float32 numbers exactly wait for shared memory."""
+    if not problem.exact_float32:
+        return 0.0
+    turned = [one for one in _operands(problem) if one.name == "B" and one.load is not None and problem.contiguous("B") == "k"]
+    return BANKED * len(turned) * config.BLOCK_N * config.BLOCK_K * config.WARPS
 
 
 def _scattered(problem: Problem, config: Config) -> float:
@@ -527,7 +593,7 @@ def _scattered(problem: Problem, config: Config) -> float:
 def _is_scattered(problem: Problem, one: Input) -> bool:
     if one.load is None or _by_engine(problem, one) or not problem.reads_window(one):
         return False
-    return _width(problem, one) == WIDEST and _run(problem, one) * one.dtype.itemsize < SECTOR
+    return _width(problem, one, one.load) == WIDEST and _run(problem, one) * one.dtype.itemsize < SECTOR
 
 
 def _run(problem: Problem, one: Input) -> int:

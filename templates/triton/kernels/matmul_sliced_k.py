@@ -32,6 +32,9 @@ TABLE = (
 # multiplied; where operands are read as they are; where computed ones get there through shared memory, as several of one byte
 # do, and as rows do (H200, 2026-11-27: 1.3 to 2.2); and where an SM has one program, which waits for its warps at every step.
 COMPUTED, READ, ELSEWHERE, ALONE = 0.97, 1.08, 1.8, 1.25
+# And of operands that no asynchronous copy brings (H100, 2026-11-27, bench.untuned: 18.6 us where 8.1 had been expected, 5.8
+# where 7.6).
+NARROW = 1.3
 # Of all places for a second program, those that have to be taken.
 FILLED = 0.9
 
@@ -86,6 +89,7 @@ class SlicedKMatmul(MatrixTemplate):
 def _factor(problem: Problem, config: Config) -> float:
     kind = READ if not _computes(problem) else COMPUTED if _in_place(problem) else ELSEWHERE
     programs = math.prod(problem.size(axis) for axis in ("b", "n")) / config.BLOCK_N
+    kind *= NARROW if estimate.passes_registers(problem) else 1.0
     return kind * (ALONE if programs < 2 * problem.device.compute_units * FILLED else 1.0)
 
 

@@ -4,19 +4,23 @@ from __future__ import annotations
 
 import json
 import math
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
 import pytest
 import torch
+from torch import Tensor
 
 from bench import cost_model
 from bench.matmuls import BY_NUMBER
 from bench.measure import geomean
 from kgen.cost import model
 from kgen.device import Device
-from kgen.scheduler import Options
-from kgen.scheduler.selection.choose import problems
+from kgen.ir.plan import Kernel
+from kgen.only import Only
+from kgen.scheduler import Gpu, Options
+from kgen.scheduler.selection.choose import contraction_of, problems
 from tests.kernels import plans
 
 MEASURED: dict[str, Any] = json.loads(cost_model.MEASURED.read_text())
@@ -102,3 +106,72 @@ def test_a_cpu_without_instructions_for_short_floats_has_a_slow_library_for_them
     assert kernel.contracts
     theirs = [model.vendor_seconds(problems(kernel, plan.graph, cpu, None)[0][0]) for cpu in (slow, replace(slow, narrow=2.0))]
     assert 3 < theirs[0] / theirs[1] < 4.5
+
+
+def seconds_of(f: Callable[..., Tensor], *args: Tensor, template: str = "triton_matmul", **knobs: int) -> float:
+    """The estimate for the one matmul of a function with a configuration."""
+    options = Options(gpu_everywhere=True, gpu=Gpu(arch=90), only=Only(template, lambda found: found[0]))
+    plan = plans(f, *args, options=options).forward
+    [kernel] = (step for step in plan.kernels if isinstance(step, Kernel) and step.contracts)
+    found, _ = problems(kernel, plan.graph, options.device(plan.graph, contraction_of(kernel)), options.only)
+    [problem] = found
+    return model.seconds(problem, problem.template.config(**knobs))
+
+
+TILE = {"BLOCK_M": 64, "BLOCK_N": 64, "BLOCK_K": 64, "GROUP": 8, "WARPS": 4, "STAGES": 4}
+
+
+def e(*shape: int, dtype: torch.dtype = torch.float16) -> Tensor:
+    return torch.empty(shape, dtype=dtype)
+
+
+def test_rows_without_asynchronous_copies() -> None:
+    """Rows of odd lengths of 16-bit numbers pass through registers, step by step. Measured: .5 to 1.25 us a step more."""
+    odd, even = (seconds_of(torch.matmul, e(1024, k), e(k, 256), **TILE) for k in (4097, 4104))
+    assert odd > even + 4096 // 64 * 0.2e-6
+
+
+def test_masks_of_odd_lengths_make_loads_narrow() -> None:
+    """Each load asks the mask for each of its elements, in whatever rows these are."""
+    odd, even = (seconds_of(lambda x, w, n=n: x @ w[:, :n], e(1024, 4096), e(4096, 1024), **TILE) for n in (1023, 1016))
+    assert odd > even + 4096 // 64 * 0.2e-6
+
+
+def test_exact_numbers_meet_at_banks() -> None:
+    """Threads along n read a tile whose neighbours are along k. Measured: 2.8 us for a step that multiplies for .5."""
+    knobs = TILE | {"BLOCK_M": 16}
+    x, w = e(300, 384, dtype=torch.float32), e(384, 300, dtype=torch.float32)
+    turned, straight = (
+        seconds_of(f, x, y, **knobs) for f, y in ((lambda x, w: x @ w.t(), e(300, 384, dtype=w.dtype)), (torch.matmul, w))
+    )
+    assert turned > 3 * straight
+
+
+def test_exact_functions_take_longer() -> None:
+    """A tanh that ends in 16 bits is a few instructions, one in float32 a branch for each number."""
+    x, w = e(4096, 512), e(512, 512)
+    exact, fast = (seconds_of(f, x, w, **TILE) for f in (lambda x, w: (x @ w).float().tanh(), lambda x, w: (x @ w).tanh()))
+    assert exact > 1.5 * fast
+
+
+def library_seconds(m: int, k: int, n: int, dtype: torch.dtype = torch.float16) -> float:
+    """The estimate for the library's matmul."""
+    options = Options(gpu_everywhere=True, gpu=Gpu(arch=90), only=Only("triton_matmul", lambda found: found[0]))
+    plan = plans(torch.matmul, e(m, k, dtype=dtype), e(k, n, dtype=dtype), options=options).forward
+    [kernel] = (step for step in plan.kernels if isinstance(step, Kernel) and step.contracts)
+    device = options.device(plan.graph, contraction_of(kernel))
+    return model.apart_seconds(problems(kernel, plan.graph, device, options.only)[0][0])
+
+
+def test_the_library_cuts_short_sums_of_rows_of_odd_lengths() -> None:
+    """Measured: 4.2 us for the parts of 4,095 x 845 x 128, and none of sums of 128."""
+    assert library_seconds(4095, 845, 128) - library_seconds(4095, 848, 128) > 4e-6
+    assert library_seconds(4095, 129, 128) - library_seconds(4095, 136, 128) < 4e-6
+
+
+@pytest.mark.parametrize(
+    ("sizes", "measured"), [((3000, 770, 2310), 67e-6), ((3000, 1000, 500), 26e-6), ((1500, 700, 1200), 19e-6)]
+)
+def test_the_library_with_rows_of_half_a_load(sizes: tuple[int, int, int], measured: float) -> None:
+    """On an H100."""
+    assert library_seconds(*sizes) == pytest.approx(measured, rel=0.3)

@@ -22,11 +22,12 @@ from kgen.host.interpret import Interpreted
 from kgen.ir import nodes as ir
 from kgen.ir import values as vs
 from kgen.ir.plan import Kernel, Schedule, members
-from kgen.only import only
+from kgen.only import Only, only
 from kgen.report.record import Record, recording
 from kgen.scheduler import Gpu, Options
 from kgen.scheduler.selection import choose
-from kgen.scheduler.transforms.operand_padding import BOTH, LEFT, RIGHT, aligned_of
+from kgen.scheduler.selection.choose import contraction_of
+from kgen.scheduler.transforms.operand_padding import BOTH, LEFT, RIGHT, aligned_of, possible_copies
 from kgen.verdict import Reason
 
 pytestmark = [pytest.mark.interpret, pytest.mark.cpu]
@@ -125,6 +126,14 @@ def test_a_part_of_a_tensor_is_read_where_it_is() -> None:
         got, plan = run(lambda x, w: x[:, :65] @ w, x, w)
     assert error(got, x[:, :65].double() @ w.double()) < 2e-3
     assert not copies_in(plan)
+
+
+def test_copies_of_parts_are_not_on_offer() -> None:
+    """A matmul with one of several matrices was priced as if it read a copy of that one, and then read no copy."""
+    f: Callable[..., Tensor] = lambda x, v: F.relu(x @ v[1])  # noqa: E731
+    plan = plan_of(f, e(512, 711), e(3, 711, 513), options=replace(GPU, only=Only("triton_matmul", lambda found: found[0])))
+    [kernel] = (step for step in plan.kernels if isinstance(step, Kernel) and step.contracts)
+    assert set(possible_copies(kernel, plan.graph, GPU.device(plan.graph, contraction_of(kernel)))) == {LEFT}
 
 
 def test_what_a_kernel_makes_is_stored_in_aligned_rows_at_once() -> None:
@@ -229,7 +238,7 @@ def test_where_they_are_worth_it() -> None:
     "args",
     [
         (e(4096, 1024), e(1024, 4096)),  # rows of whole lines
-        (e(16, 1001), e(1001, 64)),  # less work than a launch
+        (e(16, 77), e(77, 64)),  # less work than a launch
     ],
     ids=["aligned", "small"],
 )

@@ -22,10 +22,10 @@ from kgen.templates.triton.codegen.coalescing import hinted, nearest_axis
 from tests.matmuls import compiled, error, forced
 
 ROWS, COLUMNS = ix.var("m", 64), ix.var("n", 64)
-IMAGES, PLACES = ix.var("i", 4), ix.var("p", 27)
+IMAGES, PIXELS = ix.var("i", 4), ix.var("p", 27)
 SIZES = Sizes({})
 Loops = dict[str, tuple[Var, ...]]
-SPLIT: Loops = {"m": (ROWS,), "n": (IMAGES, PLACES)}
+SPLIT: Loops = {"m": (ROWS,), "n": (IMAGES, PIXELS)}
 WHOLE: Loops = {"m": (ROWS,), "n": (COLUMNS,)}
 
 
@@ -41,7 +41,7 @@ def divided(by: int) -> Expr:
 
 EVEN: Loops = {"m": (ROWS,), "n": (IMAGES, ix.var("q", 28))}
 CASES: dict[str, tuple[Expr, Loops, str | None]] = {
-    "runs of odd length": (at((ROWS, 27), (IMAGES, 2000), (PLACES, 1)), SPLIT, "n"),
+    "runs of odd length": (at((ROWS, 27), (IMAGES, 2000), (PIXELS, 1)), SPLIT, "n"),
     "runs of even length": (at((ROWS, 28), (IMAGES, 2000), (EVEN["n"][1], 1)), EVEN, None),
     "all of an axis": (at((ROWS, 64), (COLUMNS, 1)), WHOLE, None),
     "every other number": (at((ROWS, 402), (COLUMNS, 2)), WHOLE, "n"),
