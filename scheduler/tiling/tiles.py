@@ -453,9 +453,7 @@ def _lightened_columns(kernel: Kernel, blocks: Blocks) -> Blocks:
 def _registers(kernel: Kernel) -> Callable[[Blocks], int]:
     """Registers of a thread that values of its points and of its rows take, by the tile."""
     each, of_row = registers_of_a_point(kernel), registers_of_a_row(kernel)
-    return lambda blocks: (
-        each * _points_of_a_thread(blocks) + of_row * (ROW_COPIES * blocks.x // (32 * blocks.warps))
-    )
+    return lambda blocks: each * _points_of_a_thread(blocks) + of_row * (ROW_COPIES * blocks.x // (32 * blocks.warps))
 
 
 def _points_of_a_thread(blocks: Blocks) -> int:

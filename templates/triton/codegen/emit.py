@@ -26,7 +26,7 @@ PAIRS = ("argmax", "argmin")
 # Columns that share a running maximum, or a number that they all load: as many as a thread loads of 16-bit numbers at once.
 RUN = 8
 # Statements of a long kernel of points for which loads are under way.
-AHEAD = 48
+PREFETCHED = 48
 
 
 @dataclass(slots=True)
@@ -77,7 +77,7 @@ class Emitter(PointEmitter):
         sections = sorted({s.section for s in statements if s.section >= 0})
         first = [s for s in statements if s.section < 0]
         for k, s in enumerate(first):
-            self._load_ahead(first[k : k + AHEAD] if len(first) > AHEAD else [])
+            self._prefetch(first[k : k + PREFETCHED] if len(first) > PREFETCHED else [])
             self._outer_statement(s)
         head, self.outer.lines = self.outer.lines, []
         self.passes = self._passes_of_loads(statements)
@@ -89,7 +89,7 @@ class Emitter(PointEmitter):
             stored.update(o for s in mine for o, kept in zip(s.outs, s.stored, strict=True) if kept)
         return head, made
 
-    def _load_ahead(self, following: list[Statement]) -> None:
+    def _prefetch(self, following: list[Statement]) -> None:
         """Loads what the next statements need. No load moves above a store by itself, for they might be of one address: each
         step of a recurrence in one kernel would wait for memory."""
         if any(s.target is not None for s in self.kernel.statements):

@@ -62,7 +62,7 @@ def test_readers_that_become_neighbours_are_tried() -> None:
     assert [sum(s.kind == "scatter" for s in k.statements) for k in plan.kernels if isinstance(k, Kernel)].count(2) == 1
 
 
-def test_loads_of_a_long_kernel_are_ahead_of_its_stores() -> None:
+def test_a_long_kernel_prefetches() -> None:
     plan = planned(recurrence, *arguments(30))
     [kernel] = plan.kernels
     assert isinstance(kernel, Kernel)
