@@ -60,7 +60,7 @@ INVERSE = {
 
 
 def reinplace(gm: GraphModule) -> GraphModule:
-    """Marks the writes of the graph that may go to existing storage, after dropping repeated computations, stacking the gradients
+    """Marks the writes of the graph that may go to existing storage, after dropping repeated computations, stacking gradients
     of single indices, and turning sums with a sparse gradient into writes."""
     drop_repeats(gm)
     stack_gradients(gm)

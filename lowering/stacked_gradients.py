@@ -113,13 +113,13 @@ def _is_slice(node: Node, top: Node) -> bool:
         return False
     base, part, *place = node.args
     whole = len(place) == 2 and all(isinstance(p, int) for p in place)
-    return whole and _is_zero(base) and isinstance(part, Node) and bool(_dtype(part) == _dtype(node))
+    return bool(whole and _is_zero(base) and isinstance(part, Node) and _dtype(part) == _dtype(node))
 
 
 def _is_zero(node: Any) -> bool:
     if not isinstance(node, Node):
         return False
-    return node.target in _ZEROS or (node.target in _FILLED and node.args[1] == 0)
+    return node.target in _ZEROS or (node.target in _FILLED and bool(node.args[1] == 0))
 
 
 def _place(node: Node) -> tuple[int, int]:
