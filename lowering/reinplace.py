@@ -18,7 +18,7 @@ from kgen.capture.operators import is_view
 from kgen.lowering.accumulate import accumulate
 from kgen.lowering.mutation import INPLACE, INPLACE_BASES, WRITE_BACK
 from kgen.lowering.repeats import drop_repeats
-from kgen.lowering.slices import join_slices
+from kgen.lowering.stacked_gradients import stack_gradients
 
 # Functional operators whose result is their first argument with some elements changed.
 _WRITES = (
@@ -60,10 +60,10 @@ INVERSE = {
 
 
 def reinplace(gm: GraphModule) -> GraphModule:
-    """Marks the writes of the graph that may go to existing storage, after turning sums with a sparse gradient into writes, joining
-    slices, and dropping repeated computations."""
+    """Marks the writes of the graph that may go to existing storage, after dropping repeated computations, stacking gradients
+    of single indices, and turning sums with a sparse gradient into writes."""
     drop_repeats(gm)
-    join_slices(gm)
+    stack_gradients(gm)
     accumulate(gm)
     order = {node: k for k, node in enumerate(gm.graph.nodes)}
     storages: dict[Node, _Storage] = {}

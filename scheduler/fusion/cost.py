@@ -111,7 +111,7 @@ def _is_chain(a: Members, b: Members, longest: int) -> bool:
 
 
 def _live(items: list[Item]) -> int:
-    """Elements that items in this order need at the same time: each from where it is made, or first read, to its last reader."""
+    """Elements that items in this order need at the same time, each from its first use to its last one."""
     first, last = dict[Access, int](), dict[Access, int]()
     for k, item in enumerate(items):
         for access in (*item.reads, *(Access(out, item.store) for out in item.outs)):

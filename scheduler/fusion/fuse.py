@@ -416,7 +416,7 @@ class Fuser:
             self.producer[buffer] = a
         for buffer in b.members.reads:
             readers = self.readers.setdefault(buffer, {})
-            self._push_neighbours(b, buffer)
+            self._push_adjacent(b, buffer)
             readers.pop(b.serial, None)
             readers[a.serial] = a
         self._rewire(a, b)
@@ -426,13 +426,13 @@ class Fuser:
             if other is not None:
                 self._push_in_order(a, other, buffer)
 
-    def _push_neighbours(self, leaves: Group, buffer: str) -> None:
+    def _push_adjacent(self, leaves: Group, buffer: str) -> None:
         """Queues the readers that are next to each other once one between them is part of another group."""
         readers = self.readers[buffer]
         if leaves.serial in readers and len(readers) <= MAX_READERS:
             around = _adjacent(leaves, readers.values())
             if len(around) == 2:
-                self._push_in_order(*around, buffer)
+                self._push_in_order(around[0], around[1], buffer)
 
     def _rewire(self, a: Group, b: Group) -> None:
         """Replaces `b` by `a` in the group graph."""

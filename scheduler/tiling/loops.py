@@ -185,7 +185,7 @@ def _through_data(offset: Expr, v: Var) -> bool:
 
 def ordered(kernel: Kernel, touches: list[Touch], sizes: Sizes) -> Kernel:
     """Outer loops by falling stride of what moves most bytes, stores first. Inner loops too, unless their order is meaning. Of
-    equal ones the loop goes outside along which more comes from places that data gives: what a row of a table has is in a run."""
+    equal ones the loop goes outside along which more comes from places that data gives: a row of a table is a run."""
 
     def jumps(v: Var) -> int:
         return sum(t.distinct for t in touches if _through_data(t.offset, v))

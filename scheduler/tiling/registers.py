@@ -27,7 +27,7 @@ def registers_of_a_point(kernel: Kernel) -> int:
 
 
 def registers_of_a_row(kernel: Kernel) -> int:
-    """Registers that hold the values of one outer point at the same time: those that are the same at all of its inner points."""
+    """Registers that hold the values of one outer point at the same time: those that its inner points share."""
     outer, inner = frozenset(kernel.outer), frozenset(kernel.inner)
     order = sorted(kernel.statements, key=lambda s: (s.section, not s.inner))
     return _most_registers(order, lambda v: inner.isdisjoint(v.variables()) and not outer.isdisjoint(v.variables()))

@@ -457,11 +457,14 @@ def _registers(kernel: Kernel) -> Callable[[Blocks], int]:
     """Registers of a thread that values of its points and of its rows take, by the tile."""
     each, of_row = registers_of_a_point(kernel), registers_of_a_row(kernel)
     return lambda blocks: each * _points_of_a_thread(blocks) + of_row * (ROW_COPIES * blocks.x // (32 * blocks.warps))
+<<<<<<< HEAD
 
 
 def cost_of_a_point(kernel: Kernel) -> int:
     """Elementary operations of an inner point."""
     return vs.total_cost([root for s in kernel.statements if s.inner for root in s.roots])
+=======
+>>>>>>> r2
 
 
 def _points_of_a_thread(blocks: Blocks) -> int:

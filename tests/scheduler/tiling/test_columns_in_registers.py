@@ -93,8 +93,8 @@ def to_rows(table: Tensor, at: Tensor, weight: Tensor, grad: Tensor) -> Tensor:
 
 def test_what_jumps_goes_outside() -> None:
     arguments = (torch.zeros(39000, 10), torch.randint(0, 39000, (8192, 39)), torch.randn(8192, 39), torch.randn(8192, 10))
-    updates = [t for t in tilings(planned(to_rows, *arguments)) if any(s.kind == "scatter" for s in t.kernel.statements)]
-    assert [t.kernel.outer[-1].extent.as_int() for t in updates] == [10]
+    scatters = [t for t in tilings(planned(to_rows, *arguments)) if any(s.kind == "scatter" for s in t.kernel.statements)]
+    assert [t.kernel.outer[-1].extent.as_int() for t in scatters] == [10]
 
 
 def window(x: Tensor) -> Tensor:

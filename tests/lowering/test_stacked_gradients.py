@@ -20,7 +20,7 @@ def spread(part: Tensor, like: Tensor, k: int) -> Tensor:
     return torch.select_scatter(torch.zeros_like(like), part, 1, k)
 
 
-def all_slices(x: Tensor, *parts: Tensor) -> Tensor:
+def all_indices(x: Tensor, *parts: Tensor) -> Tensor:
     total = spread(parts[-1], x, STEPS - 1)
     for k in reversed(range(STEPS - 1)):
         total = total + spread(parts[k], x, k)
@@ -48,7 +48,7 @@ def beside_two(x: Tensor, *parts: Tensor) -> Tensor:
     return total + x * 3
 
 
-def one_slice_twice(x: Tensor, *parts: Tensor) -> Tensor:
+def one_index_again(x: Tensor, *parts: Tensor) -> Tensor:
     total = spread(parts[0], x, 0)
     for k in range(1, STEPS):
         total = total + spread(parts[k], x, min(k, STEPS - 2))
@@ -83,13 +83,13 @@ def stacks(fn: Callable[..., Any]) -> int:
     return sum(node.target is torch.ops.aten.stack.default for node in gm.graph.nodes)
 
 
-@pytest.mark.parametrize("fn", [all_slices, but_one, beside_all_elements])
+@pytest.mark.parametrize("fn", [all_indices, but_one, beside_all_elements])
 def test_joined(fn: Callable[..., Any]) -> None:
     assert stacks(fn) == 1
     check(fn, inputs())
 
 
-@pytest.mark.parametrize("fn", [beside_two, one_slice_twice, read_on_the_way, few, of_ones])
+@pytest.mark.parametrize("fn", [beside_two, one_index_again, read_on_the_way, few, of_ones])
 def test_apart(fn: Callable[..., Any]) -> None:
     assert stacks(fn) == 0
     check(fn, inputs())

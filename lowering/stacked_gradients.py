@@ -1,8 +1,8 @@
-"""Joins the gradients of a tensor's slices.
+"""Stacks the gradients of what `select` takes of a tensor, one index at a time.
 
-Autograd gives ``x[:, t]`` a gradient of zeros but for one slice, and adds these up: a recurrence that is unrolled over 24 steps
-makes 24 tensors as large as x. As values of one kernel they are 24 selections at each element. One stack of the slices has the
-same elements, and the kernels that make the slices store them.
+Autograd gives ``x[:, t]`` a gradient of zeros but for one index, and adds these up: a recurrence that is unrolled over 24 steps
+makes 24 tensors as large as x. As values of one kernel they are 24 selections at each element. One stack of the parts has the
+same elements, and the kernels that make the parts store them.
 """
 
 from __future__ import annotations
@@ -17,15 +17,15 @@ from torch.fx import GraphModule, Node
 aten = torch.ops.aten
 _ZEROS = (aten.zeros.default, aten.zeros_like.default, aten.new_zeros.default)
 _FILLED = (aten.full.default, aten.full_like.default)
-# As many slices as this are worth a tensor in memory. Up to four may be selected at no cost.
+# As many parts as this are worth a tensor in memory. Up to four may be selected at no cost.
 LEAST = 5
 
 
 @dataclass(slots=True)
 class _Sum:
-    """The summands of a tree of additions: slices by their index, and what has all elements."""
+    """The summands of a tree of additions: parts by their index, and what has all elements."""
 
-    slices: dict[int, Node] = field(default_factory=dict)
+    parts: dict[int, Node] = field(default_factory=dict)
     dense: list[Node] = field(default_factory=list)
     dims: set[int] = field(default_factory=set)
     additions: list[Node] = field(default_factory=list)
@@ -33,7 +33,7 @@ class _Sum:
     repeats: bool = False
 
 
-def join_slices(gm: GraphModule) -> None:
+def stack_gradients(gm: GraphModule) -> None:
     """Rewrites sums of `select_scatter`s into zeros as a `stack`. Each element has one summand that is no zero, and one more
     where a tensor of all elements is added: no order of additions changes. Of a zero only the sign may."""
     for node in reversed(list(gm.graph.nodes)):
@@ -45,16 +45,16 @@ def _try(gm: GraphModule, node: Node) -> None:
     found = _Sum()
     _collect(node, found, node)
     value = node.meta.get("val")
-    if len(found.slices) < LEAST or len(found.dims) > 1 or len(found.dense) > 1 or found.repeats:
+    if len(found.parts) < LEAST or len(found.dims) > 1 or len(found.dense) > 1 or found.repeats:
         return
     if not isinstance(value, torch.Tensor) or not value.is_contiguous():
         return
     (dim,) = found.dims
     count = value.shape[dim]
-    if not isinstance(count, int) or count > 2 * len(found.slices):
+    if not isinstance(count, int) or count > 2 * len(found.parts):
         return
     with gm.graph.inserting_before(node):
-        made = gm.graph.call_function(aten.stack.default, (list(_parts(gm, found.slices, count)), dim))
+        made = gm.graph.call_function(aten.stack.default, (list(_parts(gm, found.parts, count)), dim))
         made.meta = dict(node.meta)
         if found.dense:
             made = gm.graph.call_function(aten.add.Tensor, (found.dense[0], made))
@@ -64,12 +64,12 @@ def _try(gm: GraphModule, node: Node) -> None:
         gm.graph.erase_node(unused)
 
 
-def _parts(gm: GraphModule, slices: dict[int, Node], count: int) -> Iterator[Node]:
-    """A slice for each index: zeros where there is none."""
-    like = next(iter(slices.values()))
+def _parts(gm: GraphModule, parts: dict[int, Node], count: int) -> Iterator[Node]:
+    """A part for each index: zeros where there is none."""
+    like = next(iter(parts.values()))
     for k in range(count):
-        if k in slices:
-            yield slices[k]
+        if k in parts:
+            yield parts[k]
             continue
         value = like.meta["val"]
         options = {"dtype": value.dtype, "device": value.device}
@@ -88,8 +88,8 @@ def _collect(node: Node, found: _Sum, top: Node) -> None:
             stack += [arg for arg in reversed(one.args) if isinstance(arg, Node)]
         elif _is_slice(one, top):
             index, dim = _place(one)
-            found.repeats |= index in found.slices
-            found.slices[index] = one.args[1]  # type: ignore[assignment]
+            found.repeats |= index in found.parts
+            found.parts[index] = one.args[1]  # type: ignore[assignment]
             found.dims.add(dim)
             found.scatters.append(one)
         else:
@@ -108,26 +108,28 @@ def _is_own(node: Node) -> bool:
 
 
 def _is_slice(node: Node, top: Node) -> bool:
-    """Whether it is zeros but for one slice, which nobody else reads."""
+    """Whether it is zeros but for one index, which nobody else reads."""
     if node.target is not aten.select_scatter.default or not _is_own(node) or not _same(node, top):
         return False
     base, part, *place = node.args
     whole = len(place) == 2 and all(isinstance(p, int) for p in place)
-    return whole and _is_zero(base) and isinstance(part, Node) and _dtype(part) == _dtype(node)
+    return bool(whole and _is_zero(base) and isinstance(part, Node) and _dtype(part) == _dtype(node))
 
 
 def _is_zero(node: Any) -> bool:
     if not isinstance(node, Node):
         return False
-    return node.target in _ZEROS or (node.target in _FILLED and node.args[1] == 0)
+    return node.target in _ZEROS or (node.target in _FILLED and bool(node.args[1] == 0))
 
 
 def _place(node: Node) -> tuple[int, int]:
-    """The index of the slice and its dimension, both from the front."""
+    """The index of the part and its dimension, both from the front."""
     shape = node.meta["val"].shape
-    dim, index = node.args[2:]
-    dim = dim % len(shape)  # type: ignore[operator]
-    return index % shape[dim], dim  # type: ignore[operator]
+    given, index = node.args[2:]
+    assert isinstance(given, int)
+    assert isinstance(index, int)
+    dim = given % len(shape)
+    return index % int(shape[dim]), dim
 
 
 def _dtype(node: Node) -> Any:
