@@ -89,7 +89,7 @@ MIN_BLOCKS = 4
 # loads fill the pauses of its arithmetic.
 MAX_REGISTER_ROW = 16384
 # Registers of a thread that values of its points may take in a reduction, and how many they take where they would take more.
-MOST_REGISTERS, FEW_REGISTERS = 256, 112
+MOST_REGISTERS, FEW_REGISTERS = 224, 112
 # Operations of a point from which arithmetic takes longer than loads; then points of a thread, and the most warps for so few.
 HEAVY, HEAVY_POINTS, HEAVY_WARPS = 32, 8, 8
 INT32 = 2**31 - 1
