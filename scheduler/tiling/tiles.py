@@ -95,6 +95,7 @@ MIN_BLOCKS = 4
 # loads fill the pauses of its arithmetic.
 MAX_REGISTER_ROW = 16384
 # Registers of a thread that values of its points may take in a reduction, and how many they take where they would take more.
+<<<<<<< HEAD
 MOST_REGISTERS, FEW_REGISTERS = 256, 112
 # The same of columns in registers, whose loads are all under way at once.
 MOST_OF_COLUMNS = 160
@@ -106,6 +107,9 @@ SHARED_ROW, MOST_SHARING, SHARED_TILE = 16384, 4, 16384
 ROW_COPIES = 2
 # Statements of a pointwise kernel whose values fit in registers whatever its tile is.
 FEW_STATEMENTS = 16
+=======
+MOST_REGISTERS, FEW_REGISTERS = 224, 112
+>>>>>>> r3
 # Operations of a point from which arithmetic takes longer than loads; then points of a thread, and the most warps for so few.
 HEAVY, HEAVY_POINTS, HEAVY_WARPS = 32, 8, 8
 INT32 = 2**31 - 1
