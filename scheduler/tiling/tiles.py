@@ -95,8 +95,7 @@ MIN_BLOCKS = 4
 # loads fill the pauses of its arithmetic.
 MAX_REGISTER_ROW = 16384
 # Registers of a thread that values of its points may take in a reduction, and how many they take where they would take more.
-<<<<<<< HEAD
-MOST_REGISTERS, FEW_REGISTERS = 256, 112
+MOST_REGISTERS, FEW_REGISTERS = 224, 112
 # The same of columns in registers, whose loads are all under way at once.
 MOST_OF_COLUMNS = 160
 # Loads of scalars from which on the L1 cache is what a pointwise kernel waits for.
@@ -107,9 +106,6 @@ SHARED_ROW, MOST_SHARING, SHARED_TILE = 16384, 4, 16384
 ROW_COPIES = 2
 # Statements of a pointwise kernel whose values fit in registers whatever its tile is.
 FEW_STATEMENTS = 16
-=======
-MOST_REGISTERS, FEW_REGISTERS = 224, 112
->>>>>>> r3
 # Operations of a point from which arithmetic takes longer than loads; then points of a thread, and the most warps for so few.
 HEAVY, HEAVY_POINTS, HEAVY_WARPS = 32, 8, 8
 INT32 = 2**31 - 1
@@ -461,14 +457,11 @@ def _registers(kernel: Kernel) -> Callable[[Blocks], int]:
     """Registers of a thread that values of its points and of its rows take, by the tile."""
     each, of_row = registers_of_a_point(kernel), registers_of_a_row(kernel)
     return lambda blocks: each * _points_of_a_thread(blocks) + of_row * (ROW_COPIES * blocks.x // (32 * blocks.warps))
-<<<<<<< HEAD
 
 
 def cost_of_a_point(kernel: Kernel) -> int:
     """Elementary operations of an inner point."""
     return vs.total_cost([root for s in kernel.statements if s.inner for root in s.roots])
-=======
->>>>>>> r2
 
 
 def _points_of_a_thread(blocks: Blocks) -> int:

@@ -64,11 +64,7 @@ class Emitter(PointEmitter):
         self.current, self.passes = -1, dict[Value, list[int]]()  # the section under way; those that load a value of the row
         self.runs, self.run_variables = False, set[Atom]()  # whether texts are of the first points of runs, and what they name
         self._masked = self._ragged()
-<<<<<<< HEAD
-=======
         self.made = frozenset(out for s in kernel.statements for out in s.outs)
-        self.positions = [self._position_along(axis, loops) for axis, loops in self._axes_of_loops() if len(loops) > 1]
->>>>>>> r2
 
     # ---- driver -----------------------------------------------------------------------------------------------------
 
