@@ -8,6 +8,7 @@ reduction is *persistent* when a program holds full rows in registers, else it w
 from __future__ import annotations
 
 import functools
+import math
 from collections.abc import Callable
 from dataclasses import replace
 
@@ -340,11 +341,12 @@ def _reads_between_vectors(kernel: Kernel, width: int, sizes: Sizes) -> bool:
 
 
 def _begins_at_vectors(kernel: Kernel, offset: Expr, width: int, sizes: Sizes) -> bool:
+    """Whether all that the offset adds to a run of neighbours is in steps of full vectors, wherever data or clamps lead."""
     rest = offset - ix.position_in(kernel.outer)
     if not ix.free_atoms(rest).isdisjoint(kernel.outer):
         rest = offset - kernel.outer[-1].expr()
-    steps = [stride_along(rest, v, sizes) if isinstance(v, Var) else None for v in ix.free_atoms(rest)]
-    return rest.constant_term() % width == 0 and all(step is not None and step % width == 0 for step in steps)
+    known = ((number, [sizes.of(atom.expr()) for atom in term if isinstance(atom, ix.Size)]) for term, number in rest.terms)
+    return all(math.prod(numbers, start=number) % width == 0 for number, numbers in known)
 
 
 def _vector_block(kernel: Kernel, graph: ir.Graph, sizes: Sizes) -> int:
