@@ -9,7 +9,7 @@ from functools import cache
 
 import torch
 
-__all__ = ["ADDITIONS", "DRIVER", "L2_RATE", "LINE", "Device", "Gpu", "driver_version", "gpu_from", "is_rounded"]
+__all__ = ["ADDITIONS", "DRIVER", "L2_RATE", "LINE", "SECTOR", "Device", "Gpu", "driver_version", "gpu_from", "is_rounded"]
 
 #: The shared library of the CUDA driver; tests put a stub in its place.
 DRIVER = "libcuda.so.1"
@@ -22,6 +22,8 @@ MATRIX_SHARE, MEMORY_SHARE = 0.738, 0.8746
 PARAMETER_BYTES = ((12010, 32764), (0, 4096))
 # Bytes a second that one SM of a GPU gets from the L2 cache, and bytes of a cache line.
 L2_RATE, LINE = 101e9, 128
+# Bytes that memory moves together.
+SECTOR = 32
 # Additions a second of one SM, in epilogues and in kernels of their own (H100, 2026-11-24, bench.regret).
 ADDITIONS = 220 * 1.7e9
 

@@ -42,7 +42,8 @@ def copy(value: torch.Tensor) -> int:
 
 def channels_first(images: Sequence[torch.Tensor], weight: torch.Tensor, groups: int) -> int:
     """Of what the library does more at a convolution of images whose channels are not the innermost dimension; 0: nothing. A
-    GPU's reorders filters too, and their gradient: of small images they are most of it (U-Net at 8 x 8)."""
+    GPU's reorders filters too, and their gradient: of small images they are most of it (U-Net at 8 x 8). Channels that are no
+    whole loads it pads in either layout, by a kernel of its own where they are last (`temporal layer`, H100, 2026-11-28)."""
     if not _wants_channels_last(images[0]):
         return 0
     kind, device = _kind(weight, groups), images[0].device.type
@@ -51,8 +52,11 @@ def channels_first(images: Sequence[torch.Tensor], weight: torch.Tensor, groups:
         if not has_whole_loads(images[0].shape[1], images[0].dtype):
             return 0
         share = max(share, TAP * math.prod(weight.shape[2:]))
-    filters = COPIED * len(images) * _bytes(weight) if kind == "dense" and device == "cuda" else 0.0
-    return int(sum(map(_bytes, images)) * share + filters)
+    if device != "cuda":
+        return int(sum(map(_bytes, images)) * share)
+    whole = [one for one in images if has_whole_loads(one.shape[1], one.dtype)]
+    filters = COPIED * len(images) * _bytes(weight) if kind == "dense" and whole else 0.0
+    return int(sum(map(_bytes, whole)) * share + filters)
 
 
 def _kind(weight: torch.Tensor, groups: int) -> str:

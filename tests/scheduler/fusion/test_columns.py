@@ -442,3 +442,15 @@ def test_accumulators_stay_in_registers(arch: int, columns: int) -> None:
     assert launch is not None
     [made] = triton.compile_kernels([launch], arch)
     assert made.stack == 0
+
+
+@pytest.mark.parametrize(("length", "kernels"), [(256, 1), (9000, 2)])
+def test_long_rows_are_not_stored_across_their_own(length: int, kernels: int) -> None:
+    """Each store of a row would touch as many sectors as it has elements. A tile of enough short rows moves full ones."""
+
+    def turned(x: torch.Tensor) -> torch.Tensor:
+        return torch.softmax(x, -1).transpose(1, 2).contiguous()
+
+    found = plans(turned, torch.empty(4, 512, length, dtype=torch.bfloat16), options=Options(gpu_everywhere=True))
+    assert found.kernels == kernels, [str(v) for v in found.forward.verdicts]
+    assert any(v.reason is Reason.LAYOUT_CONFLICT for v in found.forward.verdicts) == (kernels > 1)
