@@ -102,7 +102,7 @@ def _matmul(
 def _written_out(b: Builder, matmul: Matmul) -> Tensor | None:
     """The matmul as arithmetic at each point of its result, where its sums are short; else None."""
     sizes, loops = tuple(v.extent for v in matmul.out_vars), (matmul.k,)
-    if not are_few(sizes, loops):
+    if matmul.k.extent != 1 and not are_few(sizes, loops):  # of one term nothing is summed
         return None
 
     def term(lhs: Tensor, rhs: Tensor) -> Value:

@@ -1,4 +1,4 @@
-"""Sums of two to four terms at many points are arithmetic: neither library calls nor kernels of rows."""
+"""Sums of one term, and of two to four at many points, are arithmetic: neither library calls nor kernels of rows."""
 
 from __future__ import annotations
 
@@ -17,6 +17,11 @@ from tests.scheduler.selection.test_safe_choices import planned
 
 def layer(x: Tensor, w: Tensor) -> Tensor:
     return torch.sin(x @ w)
+
+
+def outer(x: Tensor, y: Tensor) -> Tensor:
+    """Sums of one term, as the gradient of a weighted read of a memory has them."""
+    return torch.sin(torch.bmm(x[:, :, None], y[:, None]))
 
 
 def with_addend(x: Tensor, w: Tensor, b: Tensor) -> Tensor:
@@ -70,6 +75,7 @@ def gradient_of_strided_image(g: Tensor, x: Tensor, w: Tensor) -> Tensor:
 
 CASES: list[tuple[Callable[..., Tensor], list[tuple[int, ...]]]] = [
     (layer, [(300, 3), (3, 100)]),
+    (outer, [(5, 9), (5, 7)]),
     (with_addend, [(300, 4), (4, 100), (100,)]),
     (one_after_the_other, [(4096, 2, 3), (4096, 3, 2), (4096, 2, 2)]),
     (areas, [(130, 4)]),
