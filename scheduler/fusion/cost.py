@@ -35,15 +35,16 @@ LONG_WALK = 1024
 @dataclass(frozen=True, slots=True)
 class Limits:
     """Where a kind of device draws its lines. Rows of more than `long_row` points, all that are walked together counted, are
-    worth sharing among threads when there are fewer than `min_rows`; what a later section needs is computed again below a cost
-    of `recompute`, else kept in a row of at most `max_row` points. A longer row is not walked twice in runs of fewer than
-    `min_run` neighbours, nor one from `LONG_WALK` points on where fewer than `min_programs` walk whole cache lines of
-    neighbouring rows. Where rows are neighbours in memory, `lanes` of them are walked together, and count as one. Columns of
-    more than `column_bytes`, COLUMNS of them counted, are out of the cache when a task walks down again: worse than two
-    kernels. Those of `register_column` points are in registers then. Two kernels that share little stay apart where each reads
-    more than `waiting` bytes that were made for it alone: one kernel would need both in memory, and save little but a
-    launch. Rows are walked again, where accesses lie across each other, if a tile of them in which all move full sectors has no
-    more points than `turned_tile`: copies are faster (2,202 us for 449 and a copy of 160; H100). A chain of up to `chain` items is one kernel where few of its values are needed at the same time."""
+    worth sharing among threads when there are fewer than `min_rows`; what a later section needs is computed again below a
+    cost of `recompute`, else kept in a row of at most `max_row` points. A longer row is not walked twice in runs of fewer
+    than `min_run` neighbours, nor one from `LONG_WALK` points on where fewer than `min_programs` walk whole cache lines of
+    neighbouring rows. Where rows are neighbours in memory, `lanes` of them are walked together, and count as one. Columns
+    of more than `column_bytes`, COLUMNS of them counted, are out of the cache when a task walks down again: worse than two
+    kernels. Those of `register_column` points are in registers then. Two kernels that share little stay apart where each
+    reads more than `waiting` bytes that were made for it alone: one kernel would need both in memory, and save little but a
+    launch. Rows are walked again, where accesses lie across each other, if a tile of them in which all move full sectors
+    has no more points than `turned_tile`: copies are faster (2,202 us for 449 and a copy of 160; H100). A chain of up to
+    `chain` items is one kernel where few of its values are needed at the same time."""
 
     long_row: int
     min_rows: int
@@ -214,16 +215,16 @@ def _column_bytes(walk: _Walk, sizes: Sizes) -> int:
 
 
 def _turned_tile(walk: _Walk, sizes: Sizes) -> int:
-    """Points of a tile of full rows in which an access whose neighbours lie across them moves full sectors; 0 where no access to
-    all points has its neighbours along the rows, or none has them across."""
+    """Points of a tile of full rows in which an access with neighbours across them moves full sectors; 0 where no access to all
+    points has its neighbours along the rows, or none has them across."""
     loops = frozenset(v for v in (*walk.outer, *walk.inner) if v.extent != 1)
     touches = [t for t in walk.touches if loops <= ix.free_atoms(t.offset)]
 
-    def has_neighbours(touch: _Touch, loops: tuple[Var, ...]) -> bool:
+    def has_steps_of_one(touch: _Touch, loops: tuple[Var, ...]) -> bool:
         return any(_stride(touch.offset, v, sizes) == 1 for v in loops)
 
-    along = [t for t in touches if has_neighbours(t, walk.inner)]
-    across = [t.itemsize for t in touches if t not in along and has_neighbours(t, walk.outer)]
+    along = [t for t in touches if has_steps_of_one(t, walk.inner)]
+    across = [t.itemsize for t in touches if t not in along and has_steps_of_one(t, walk.outer)]
     return sizes.points(walk.inner) * (SECTOR // min(across)) if along and across else 0
 
 

@@ -124,3 +124,12 @@ def test_results(forced: bool, back_end: str) -> None:
     (graph,) = seen.graphs
     assert isinstance(graph, Record)
     assert (matmuls(graph.plan), len(graph.plan.calls)) == (forced, not forced)
+
+
+@pytest.mark.usefixtures("tf32")
+@pytest.mark.parametrize(("length", "between"), [(60, False), (57, True)])
+def test_computed_operands_in_tf32_of_rows_between_loads(length: int, between: bool, back_end: str) -> None:
+    plan = plans(lambda x, w: F.relu(x) @ w, r(64, length), r(length, 48), options=OPTIONS[back_end]).forward
+    kernels = [step for step in plan.kernels if any(one.contracts for one in members(step))]
+    computed = [load for k in kernels for one in members(k) for s in one.statements for load in vs.loads(s.roots)]
+    assert ("arg0_1" in {load.attr[0] for load in computed}) == (not between or back_end == "cpp")
