@@ -29,8 +29,6 @@ __all__ = ["plan_of"]
 
 # Nodes that a transform puts in one place, at most: so far is looked forward for one that has its place already.
 LOOKAHEAD = 64
-# Parts of a buffer from which on it is what an unrolled loop has stacked.
-MANY_PARTS = 16
 
 
 def plan_of(draft: Draft) -> Schedule:
@@ -77,7 +75,6 @@ def _fuser_of(draft: Draft) -> Fuser:
     """What fuses the draft's nodes: each is a group of its own."""
     graph, options = replace(draft.graph, nodes=draft.nodes), draft.options
     after, order = _ordered(graph)
-    order = _parts_early(graph, after, order)
     position = {node: k for k, node in enumerate(order)}
     program_order = _program_order(graph, [graph.nodes[n] for n in order])
     groups = [_group(graph, graph.nodes[n], k, program_order[k]) for k, n in enumerate(order)]
@@ -110,29 +107,6 @@ def _ordered(graph: ir.Graph) -> tuple[list[set[int]], list[int]]:
         return [set() for _ in graph.nodes], list(range(len(graph.nodes)))
     after = edges(graph)
     return after, topological(after, graph.name)
-
-
-def _parts_early(graph: ir.Graph, after: Sequence[set[int]], order: list[int]) -> list[int]:
-    """The order with the many parts of a buffer made where what they are made of is there. A recurrence stacks its steps'
-    results at its end: until then one kernel of all steps would need what each result is made of."""
-    parts = {p for b in graph.buffers.values() if len(b.parts) >= MANY_PARTS for p in b.parts}
-    moved = {n for n in order if parts and not parts.isdisjoint(ir.outs(graph.nodes[n]))}
-    if not moved:
-        return order
-    last = dict.fromkeys(moved, -1)
-    behind: dict[int, list[int]] = {}
-    for n in order:
-        if n in moved:
-            behind.setdefault(last[n], []).append(n)
-        for target in after[n] & moved:
-            last[target] = n
-    made: list[int] = []
-    queue = [*behind.get(-1, ()), *(n for n in order if n not in moved)][::-1]
-    while queue:
-        n = queue.pop()
-        made.append(n)
-        queue += reversed(behind.get(n, ()))
-    return made
 
 
 def _defines(graph: ir.Graph, node: ir.Node) -> tuple[str, ...]:

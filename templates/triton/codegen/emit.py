@@ -25,8 +25,6 @@ from kgen.templates.triton.codegen.table import NO_INDEX, REDUCE, SCAN, TRITON_T
 PAIRS = ("argmax", "argmin")
 # Columns that share a running maximum, or a number that they all load: as many as a thread loads of 16-bit numbers at once.
 RUN = 8
-# Statements of a long kernel of points for which loads are under way.
-PREFETCHED = 48
 
 
 @dataclass(slots=True)
@@ -64,7 +62,6 @@ class Emitter(PointEmitter):
         self.current, self.passes = -1, dict[Value, list[int]]()  # the section under way; those that load a value of the row
         self.runs, self.run_variables = False, set[Atom]()  # whether texts are of the first points of runs, and what they name
         self._masked = self._ragged()
-        self.made = frozenset(out for s in kernel.statements for out in s.outs)
 
     # ---- driver -----------------------------------------------------------------------------------------------------
 
@@ -74,10 +71,9 @@ class Emitter(PointEmitter):
         if self.looped:
             statements, self.online_softmax = rescaled_sums(statements)
         sections = sorted({s.section for s in statements if s.section >= 0})
-        first = [s for s in statements if s.section < 0]
-        for k, s in enumerate(first):
-            self._prefetch(first[k : k + PREFETCHED] if len(first) > PREFETCHED else [])
-            self._outer_statement(s)
+        for s in statements:
+            if s.section < 0:
+                self._outer_statement(s)
         head, self.outer.lines = self.outer.lines, []
         self.passes = self._passes_of_loads(statements)
         made = [self._section([s for s in statements if s.section == number]) for number in sections]
@@ -87,16 +83,6 @@ class Emitter(PointEmitter):
             section.barrier = self.looped and bool(stored & {load.attr[0] for s in mine for load in vs.loads(s.roots)})
             stored.update(o for s in mine for o, kept in zip(s.outs, s.stored, strict=True) if kept)
         return head, made
-
-    def _prefetch(self, following: list[Statement]) -> None:
-        """Loads what the next statements need. No load moves above a store by itself, for they might be of one address: each
-        step of a recurrence in one kernel would wait for memory."""
-        if any(s.target is not None for s in self.kernel.statements):
-            return
-        self.scope, self.level = self.outer, frozenset("xy") if self.tiling.y else frozenset("x")
-        for load in vs.loads([root for s in following for root in s.roots]):
-            if load.attr[0] not in self.made and not load.args and not ix.indirects(load.attr[1][0]):
-                self.emit(load)
 
     def _passes_of_loads(self, statements: list[Statement]) -> dict[Value, list[int]]:
         """Which sections load what of a row that is walked several times; nothing of other kernels."""

@@ -6,13 +6,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from kgen.device import Gpu
-from kgen.ir.index import Sizes
 from kgen.ir.plan import Kernel
-from kgen.scheduler import choose_tiles
 from kgen.scheduler.fusion import cost
 from tests.gpu_graphs import run
-from tests.rendering import gpu_call
 from tests.scheduler.selection.test_safe_choices import planned
 
 
@@ -60,14 +56,3 @@ def test_readers_that_become_neighbours_are_tried() -> None:
     x, at = torch.randn(64, 20000), torch.randint(0, 100, (64, 20000))
     plan = planned(beside_each_other, x, at, at.flip(1))
     assert [sum(s.kind == "scatter" for s in k.statements) for k in plan.kernels if isinstance(k, Kernel)].count(2) == 1
-
-
-def test_a_long_kernel_prefetches() -> None:
-    plan = planned(recurrence, *arguments(30))
-    [kernel] = plan.kernels
-    assert isinstance(kernel, Kernel)
-    text = gpu_call(choose_tiles(kernel, plan.graph, Sizes({}), Gpu()), plan.graph).launch.source
-    first_store = text.index("tl.store")
-    assert text.count("tl.store") == 30
-    assert text[:first_store].count("tl.load") > 6
-    assert text[first_store:].count("tl.load") > 6
