@@ -102,7 +102,7 @@ def _matmul(
 def _written_out(b: Builder, matmul: Matmul) -> Tensor | None:
     """The matmul as arithmetic at each point of its result, where its sums are short; else None."""
     sizes, loops = tuple(v.extent for v in matmul.out_vars), (matmul.k,)
-    if matmul.k.extent != 1 and not are_few(sizes, loops):  # of one term nothing is summed
+    if not are_few(sizes, loops, least=1 if b.on_gpu(matmul.lhs.device) else 2):
         return None
 
     def term(lhs: Tensor, rhs: Tensor) -> Value:

@@ -137,5 +137,8 @@ def _dtype(node: Node) -> Any:
 
 
 def _same(one: Node, other: Node) -> bool:
+    """Whether both are tensors of one shape, in numbers, and one type: comparing sizes that are symbols would fix them."""
     a, b = one.meta.get("val"), other.meta.get("val")
-    return isinstance(a, torch.Tensor) and isinstance(b, torch.Tensor) and a.shape == b.shape and a.dtype == b.dtype
+    if not isinstance(a, torch.Tensor) or not isinstance(b, torch.Tensor) or a.dtype != b.dtype or a.dim() != b.dim():
+        return False
+    return all(isinstance(n, int) and isinstance(m, int) and n == m for n, m in zip(a.shape, b.shape, strict=True))

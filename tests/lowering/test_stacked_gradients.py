@@ -93,3 +93,16 @@ def test_joined(fn: Callable[..., Any]) -> None:
 def test_apart(fn: Callable[..., Any]) -> None:
     assert stacks(fn) == 0
     check(fn, inputs())
+
+
+@pytest.mark.cpu
+def test_sizes_that_data_give_are_not_compared() -> None:
+    """A sum with one element of others, of as many elements as are positive."""
+
+    def fn(x: Tensor, y: Tensor) -> Tensor:
+        return x[x > 0] + y
+
+    x, y = torch.randn(50), torch.randn(1)
+    torch._dynamo.reset()
+    with torch._dynamo.config.patch(capture_dynamic_output_shape_ops=True):
+        torch.testing.assert_close(torch.compile(fn, backend="kgen", fullgraph=True)(x, y), fn(x, y))
