@@ -78,6 +78,8 @@ class Costs(Protocol):
 
     def copy(self, value: torch.Tensor) -> int: ...
 
+    def wants_channels_last(self, image: torch.Tensor) -> bool: ...
+
     def channels_first(self, images: Sequence[torch.Tensor], weight: torch.Tensor, groups: int) -> int: ...
 
 
@@ -128,7 +130,7 @@ class _Network:
 
     def __init__(self, gm: GraphModule, costs: Costs, constants: frozenset[Node]) -> None:
         self.gm, self.costs, self.constants = gm, costs, constants
-        self.roles = _roles(gm)
+        self.roles = _roles(gm, costs)
         self.made_by: dict[Node, Node] = {}
         self.is_last: dict[Node, bool] = {}  # as traced
         self._find_tensors()
@@ -249,15 +251,17 @@ class _Network:
         return _verdict(node, Outcome.LAYOUT_KEPT, Reason.COPIES_DEAR)
 
 
-def _roles(gm: GraphModule) -> dict[Node, Roles]:
-    """The roles of dimensions, from convolutions on through operators that keep them, both ways."""
+def _roles(gm: GraphModule, costs: Costs) -> dict[Node, Roles]:
+    """The roles of dimensions, from convolutions on through operators that keep them, both ways. torch keeps convolutions along
+    one dimension from channels that happen to be last, so they are only where the library may want that."""
     found: dict[Node, Roles] = {}
     pending: list[tuple[Node, Roles]] = []
     for node in gm.graph.nodes:
         if node.target in _IMAGES:
             weight = node.args[_WEIGHT[node.target]]
             rank = _rank(weight)
-            has_layouts = rank in _FORMATS or (rank == _LINES and _may_have_rows(weight))
+            has_rows = rank == _LINES and _may_have_rows(weight) and costs.wants_channels_last(weight.meta["val"])
+            has_layouts = rank in _FORMATS or has_rows
             pending += [(one, tuple(range(rank))) for one in (node, *_tensors_of(node)) if has_layouts]
     while pending:
         node, roles = pending.pop()

@@ -9,7 +9,7 @@ import torch
 
 from kgen.device import is_rounded
 
-__all__ = ["channels_first", "copy"]
+__all__ = ["channels_first", "copy", "wants_channels_last"]
 
 # Times that a copy moves each byte.
 COPIED = 2.0
@@ -44,7 +44,7 @@ def channels_first(images: Sequence[torch.Tensor], weight: torch.Tensor, groups:
     """Of what the library does more at a convolution of images whose channels are not the innermost dimension; 0: nothing. A
     GPU's reorders filters too, and their gradient: of small images they are most of it (U-Net at 8 x 8). Channels that are no
     whole loads it pads in either layout, by a kernel of its own where they are last (`temporal layer`, H100, 2026-11-28)."""
-    if not _wants_channels_last(images[0]):
+    if not wants_channels_last(images[0]):
         return 0
     kind, device = _kind(weight, groups), images[0].device.type
     share = REORDERED[device][kind]
@@ -67,7 +67,7 @@ def _kind(weight: torch.Tensor, groups: int) -> str:
     return "pointwise" if math.prod(weight.shape[2:]) == 1 else "dense"
 
 
-def _wants_channels_last(image: torch.Tensor) -> bool:
+def wants_channels_last(image: torch.Tensor) -> bool:
     """Whether the library computes convolutions of such numbers with channels in the lanes of its units. A GPU's library does
     where its matrix units multiply them."""
     if not image.dtype.is_floating_point:

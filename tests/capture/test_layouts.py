@@ -285,6 +285,12 @@ def test_convolutions_along_one_dimension_are_of_images_of_one_row(turned: bool)
 
 
 @pytest.mark.usefixtures("_rows_anywhere")
+def test_numbers_whose_layout_the_library_does_not_mind_have_no_row() -> None:
+    made = laid_out(Wave(8).double().eval(), torch.randn(2, 40, 8, dtype=torch.float64).transpose(1, 2))
+    assert made.layouts(torch.ops.aten.convolution.default) == {False: 5}
+
+
+@pytest.mark.usefixtures("_rows_anywhere")
 @pytest.mark.parametrize("turned", [False, True])
 def test_their_gradients_have_eagers_strides(turned: bool) -> None:
     module, made = Wave(8), Laid()
