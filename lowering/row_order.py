@@ -79,23 +79,20 @@ def _counted_rows(b: Builder, x: Tensor, dim: int) -> Tensor:
 
 def _ranks(b: Builder, rows: Tensor, descending: bool) -> Tensor:
     """The rank of each element in its sorted row, an int32."""
-    *lead, mine, other = indices((*rows.sizes, rows.sizes[-1]))
+    pairs = (*rows.sizes, rows.sizes[-1])
+    *lead, mine, other = indices(pairs)
     key, key_of_other = (_key(at(rows, (*lead, k))) for k in (mine, other))
     before = vs.call("gt" if descending else "lt", key_of_other, key)
     earlier = vs.call("and", vs.call("eq", key_of_other, key), vs.compare("lt", other, mine))
-    return _count(b, rows, vs.call("or", before, earlier))
-
-
-def _count(b: Builder, rows: Tensor, holds: Value) -> Tensor:
-    """How many pairs hold, for each element, over the last axis of those of the rows and one more."""
-    pairs = Tensor((*rows.sizes, rows.sizes[-1]), I32, rows.device, vs.cast(holds, I32))
-    return reduce(b, "sum", pairs, [rows.rank], False)
+    counted = Tensor(pairs, I32, rows.device, vs.cast(vs.call("or", before, earlier), I32))
+    return reduce(b, "sum", counted, [rows.rank], False)
 
 
 def _holders(b: Builder, rows: Tensor, ranks: Tensor) -> Tensor:
     """For each rank the position of the element that has it."""
-    *lead, rank, position = indices((*rows.sizes, rows.sizes[-1]))
-    return _position_of(b, rows, at(ranks, (*lead, position)), vs.index_value(rank, I32), (*rows.sizes, rows.sizes[-1]))
+    pairs = (*rows.sizes, rows.sizes[-1])
+    *lead, rank, position = indices(pairs)
+    return _position_of(b, rows, at(ranks, (*lead, position)), vs.index_value(rank, I32), pairs)
 
 
 def _position_of(b: Builder, rows: Tensor, rank: Value, wanted: Value, sizes: Sequence[Expr]) -> Tensor:

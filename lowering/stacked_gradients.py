@@ -119,7 +119,9 @@ def _is_slice(node: Node, top: Node) -> bool:
 def _is_zero(node: Any) -> bool:
     if not isinstance(node, Node):
         return False
-    return node.target in _ZEROS or (node.target in _FILLED and bool(node.args[1] == 0))
+    if node.target in _FILLED:
+        return isinstance(node.args[1], int | float) and node.args[1] == 0  # a symbol would be fixed
+    return node.target in _ZEROS
 
 
 def _place(node: Node) -> tuple[int, int]:

@@ -13,7 +13,7 @@ Other windows stay with the library: 3x3 of many channels take 1.0 to 1.9 times 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 import torch
 
@@ -88,12 +88,8 @@ def _unknown_window(problem: Problem, known: Callable[[Input], bool]) -> str | N
 def _has_gaps(problem: Problem, one: Input) -> bool:
     """Whether a tile of the operand is made of numbers that do not lie side by side along any axis, and whose nearest ones lie
     along another axis than the last: neighbouring threads then read at the steps of the last one."""
-    axes = [one.loops[axis] for axis in one.axes if problem.template.block(axis)]
-    if not axes:
-        return False
-    for load in vs.loads([one.value]):
-        steps = [_steps(problem, load, own) for own in axes]
-        if None in steps:  # several neighbours are one number in memory, or somewhere that data says
+    for _, steps in _steps_of_loads(problem, one):
+        if not steps or None in steps:  # several neighbours are one number in memory, or somewhere that data says
             continue
         least = [min(filter(None, found or ()), default=0) for found in steps]
         nearest = min(filter(None, least), default=0)
@@ -104,13 +100,18 @@ def _has_gaps(problem: Problem, one: Input) -> bool:
 
 def _begins_between_loads(problem: Problem, one: Input) -> bool:
     """Whether rows of float32 that an operand is computed from do not begin at full loads."""
-    axes = [one.loops[axis] for axis in one.axes if problem.template.block(axis)]
-    for load in vs.loads([one.value]):
-        found = [_steps(problem, load, own) for own in axes]
-        steps = [step for along in found for step in along or () if step]
-        if load.attr[2] is torch.float32 and len(steps) > 1 and any(step != 1 and step * 4 % LOAD for step in steps):
+    for load, found in _steps_of_loads(problem, one):
+        dtype, steps = load.attr[2], [step for along in found for step in along or () if step]
+        if dtype is torch.float32 and len(steps) > 1 and any(step != 1 and step * dtype.itemsize % LOAD for step in steps):
             return True
     return False
+
+
+def _steps_of_loads(problem: Problem, one: Input) -> Iterator[tuple[Value, list[list[int] | None]]]:
+    """Each load that an operand is made of, and its steps along each axis of the operand's tiles."""
+    axes = [one.loops[axis] for axis in one.axes if problem.template.block(axis)]
+    for load in vs.loads([one.value]):
+        yield load, [_steps(problem, load, own) for own in axes]
 
 
 def _steps(problem: Problem, load: Value, loops: Sequence[Var]) -> list[int] | None:

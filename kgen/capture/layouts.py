@@ -322,9 +322,6 @@ class _Rewriting:
                 self.made[node] = self._lifted(node, operands)
                 continue
             made = self.made[node] = self.graph.node_copy(node, operands.__getitem__)
-            if node.target is operator.getitem and self._is_lifted(node.args[0]):
-                self.made[node] = self._part_of_lifted(made, node)
-                continue
             if _is_copy(node) and node in self.network.made_by and self._is_last(node) != self.network.is_last[node]:
                 made.kwargs = {**made.kwargs, "memory_format": self._format(node, self._is_last(node))}
                 made.meta["val"] = fake_result(made)
@@ -350,12 +347,6 @@ class _Rewriting:
             made.meta[NOTES] = node.meta[NOTES]
         return made if node.target is aten.convolution_backward.default else self._lowered(made, node)
 
-    def _part_of_lifted(self, made: Node, node: Node) -> Node:
-        """A result of the call for gradients: that of the bias has no row."""
-        call, number = made.args
-        made.meta["val"] = call.meta["val"][number]  # type: ignore[union-attr]
-        return self._lowered(made, node) if made.meta["val"].dim() > _LINES else made
-
     def _lowered(self, made: Node, of: Node) -> Node:
         """Without its row. A view gives dimensions of length 1 eager's strides, where both layouts are the same."""
         return self._call(of, aten.view.default, made, [n for k, n in enumerate(made.meta["val"].shape) if k != _ROW])
@@ -378,6 +369,8 @@ class _Rewriting:
         made = self.made[node]
         if node.target is operator.getitem:
             made.meta["val"] = made.args[0].meta["val"][node.args[1]]  # type: ignore[union-attr]
+            if self._is_lifted(node.args[0]):  # type: ignore[arg-type]
+                self.made[node] = self._lowered(made, node)
             return
         made.meta["val"] = self._with_lone_strides(fake_result(made), node)
         tensor, roles = made.meta["val"], self.network.roles[node]

@@ -259,7 +259,7 @@ def _adapt(a: Group, b: Group, exprs: Mapping) -> Space | Reason:
 
 def _row_loops(inner: tuple[Var, ...], exprs: Mapping, b: Group) -> tuple[Var, ...]:
     """The loops of `b` that are the inner loops of the other group, those of its rows: all inner ones, or some of a group of
-    independent points. None where some inner loop is none of them."""
+    independent points. Nothing where some inner loop is none of them."""
     loops = [exprs[v].atom() if v in exprs else None for v in inner if v.extent != 1]
     found = tuple(v for v in loops if isinstance(v, Var) and v in (b.inner or b.outer))
     all_inner = not b.inner or set(found) == {v for v in b.inner if v.extent != 1}

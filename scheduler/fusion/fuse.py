@@ -134,25 +134,26 @@ class Fuser:
         """Bytes that need not move when the two are one kernel."""
         if a.call or b.call:
             return 0
-        total = 0
+        total, points = 0, [(one, self.sizes.points((*one.outer, *one.inner))) for one in (a, b)]
         for name in self.common(a, b):
-            nbytes = self._shared_bytes(a, b, name)
+            nbytes = self._shared_bytes(name, points)
             total += nbytes
             made = name in a.members.made or name in b.members.made
             if made and name not in self.outputs and self._only_readers(name, a, b):
                 total += nbytes  # nobody else needs it: it is never stored
         return total
 
-    def _shared_bytes(self, a: Group, b: Group, name: str) -> int:
-        """Bytes of a buffer that both may touch, no more than either does: each step of an unrolled loop reads a slice."""
+    def _shared_bytes(self, name: str, points: list[tuple[Group, int]]) -> int:
+        """Bytes of a buffer that groups of so many points may all touch, no more than each does: each step of an unrolled loop
+        reads a slice."""
         whole = self._bytes.get(name)
         if whole is None:
             whole = self._bytes[name] = self.sizes.bytes(self.graph.buffers[name])
-        return min(whole, self._touched_bytes(a, name, whole), self._touched_bytes(b, name, whole))
+        return min(whole, *(self._touched_bytes(group, number, name, whole) for group, number in points))
 
-    def _touched_bytes(self, group: Group, name: str, whole: int) -> int:
+    def _touched_bytes(self, group: Group, points: int, name: str, whole: int) -> int:
         """Bytes of a buffer that a group touches at most: an access touches no more elements than the group has points."""
-        one = self.sizes.points((*group.outer, *group.inner)) * self.graph.buffers[name].dtype.itemsize
+        one = points * self.graph.buffers[name].dtype.itemsize
         return whole if one >= whole else one * max(1, len(self._all_indices(group, name)))
 
     def _only_readers(self, name: str, a: Group, b: Group) -> bool:

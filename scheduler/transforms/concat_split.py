@@ -19,6 +19,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TypeVar
 
+from kgen.device import SECTOR
 from kgen.ir import index as ix
 from kgen.ir import nodes as ir
 from kgen.ir import values as vs
@@ -32,8 +33,6 @@ from kgen.verdict import Outcome, Reason, Verdict
 
 # Runs of one node: each is a kernel where nothing takes it, and its own text where something does.
 MOST = 16
-# Bytes of neighbours that a run writes on the average. Shorter ones would have several kernels write each sector of memory.
-SECTOR = 32
 # Elementary operations of a value that may be written out for a consumer that reads it point by point: one kernel that stores
 # both does them once.
 AGAIN = 100
