@@ -169,7 +169,7 @@ class MixedDtypes(UserError):
 
 class InputMismatch(UserError):
     template = "argument {position} of a compiled graph has {actual}, but the graph was compiled for {expected}"
-    hint = "call through torch.compile, which compiles again when inputs change"
+    hint = "call through torch.compile, which compiles again when inputs change; have vmap and jvp in the compiled function"
 
 
 class LoweringFailed(InternalError):

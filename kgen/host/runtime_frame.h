@@ -230,6 +230,14 @@ std::string describe(const at::Tensor& tensor) {
   return c10::str(tensor.dtype(), " with sizes ", tensor.sizes(), " and strides ", tensor.strides(), " on ", device);
 }
 
+// What kernels cannot see of a tensor, or nullptr. Zero tensors have no memory either, and get some.
+const char* unreadable(const at::Tensor& tensor) {
+  if (tensor._fw_grad(0).defined()) return "a tensor with a tangent of forward-mode differentiation, which kernels do not read";
+  if (tensor.layout() != at::kStrided || tensor.is_meta() || tensor.numel() == 0 || tensor._is_zerotensor()) return nullptr;
+  if (tensor.has_storage() && tensor.storage().unsafeGetStorageImpl()->_mutable_data_ptr_no_checks().get()) return nullptr;
+  return "a tensor without memory, as those of FakeTensorMode and batches of vmap or is_grads_batched are";
+}
+
 std::string Frame::expected(const Input& input) const {
   auto list = [&](const Regs& regs) {
     std::string out = "[";
@@ -300,6 +308,7 @@ void Frame::check_inputs(PyObject* const* args) const {
         same &= input.strides[d] < 0 || sizes[d] == 1 || regs_[input.strides[d]] == strides[d];
     }
     if (!same) fail(i, describe(tensor), expected(input));
+    if (const char* kind = unreadable(tensor); kind && !input.passed_on) fail(i, kind, expected(input));
   }
 }
 
@@ -335,7 +344,9 @@ void Frame::take_inputs(PyObject* const* args) {
     const Input& input = program_.inputs[i];
     if (input.kind != Input::Tensor) continue;
     const at::Tensor& tensor = THPVariable_Unpack(args[i]);
-    if ((input.aligned && !is_aligned(tensor)) || tensor.is_neg()) {
+    if (tensor._is_zerotensor()) {  // it has no memory, and a tensor of its sizes has
+      adopt(input.slot, at::empty_strided(tensor.sizes(), tensor.strides(), tensor.options()).zero_());
+    } else if ((input.aligned && !is_aligned(tensor)) || tensor.is_neg()) {
       adopt(input.slot, copied_input(input, tensor));
     } else if (input.only_kernels && Py_REFCNT(args[i]) > 1) {
       borrowed_.push_back(Object::borrow(args[i]));

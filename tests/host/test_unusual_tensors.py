@@ -7,6 +7,8 @@ from collections.abc import Callable
 
 import pytest
 import torch
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.autograd import forward_ad
 
 from kgen.errors import InputMismatch
 
@@ -103,3 +105,32 @@ def test_an_index_out_of_range_names_operators_and_line() -> None:
 
     with pytest.raises(IndexError, match=r"of aten.index.Tensor, aten.add.Tensor\n.*test_unusual_tensors.py:\d+ return table"):
         compiled(function)(torch.zeros(4, 5), torch.tensor([9]))
+
+
+def test_zeros_without_memory_are_read_as_zeros() -> None:
+    """autograd hands on tensors that are known to be zero, and no memory is theirs."""
+    x = torch.randn(4, requires_grad=True)
+    given = torch._efficientzerotensor(4)
+    torch.testing.assert_close(
+        torch.autograd.grad(compiled(lambda x: x.sin() * x)(x), x, given), torch.autograd.grad(x.sin() * x, x, given)
+    )
+
+
+def test_batches_of_gradients_are_refused() -> None:
+    x = torch.randn(4, requires_grad=True)
+    result = compiled(lambda x: x.sin() * x)(x)
+    with pytest.raises(InputMismatch, match="a tensor without memory"):
+        torch.autograd.grad(result, x, torch.eye(4), is_grads_batched=True)
+
+
+def test_fake_tensors_are_refused() -> None:
+    function = compiled(lambda x: x.sin() * x)
+    function(torch.randn(4))
+    with FakeTensorMode() as mode, pytest.raises(InputMismatch, match="a tensor without memory"):
+        function(mode.from_tensor(torch.randn(4)))
+
+
+def test_tangents_are_refused() -> None:
+    """Kernels would drop them, and nobody would know."""
+    with forward_ad.dual_level(), pytest.raises(InputMismatch, match="forward-mode differentiation"):
+        compiled(lambda x: x.sin() * x)(forward_ad.make_dual(torch.randn(4), torch.randn(4)))
