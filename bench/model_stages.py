@@ -24,9 +24,11 @@ import torch
 from rich.console import Console
 from rich.table import Table
 from torch import nn
+from torch._subclasses.fake_tensor import unset_fake_temporarily
 
 from bench.measurements import Entry, write
 from kgen import backend
+from kgen.capture import equal_layers
 from tests.models.catalogue import MODELS, SIZES
 from tests.models.check import outputs
 from tools.replay_adapter import door, rendering, settle
@@ -91,8 +93,13 @@ def build(name: str, how: Setting) -> tuple[Callable[..., Any], list[Any]]:
     dtype = how.dtype
     torch.set_default_dtype(dtype)
     try:
-        # it draws until no number is too large, of tensors without data for ever
-        with patch.object(nn.init, "_no_grad_trunc_normal_", lambda tensor, *_, **__: tensor):
+        # the first draws until no number is too large, of tensors without data for ever; numbers of the second become floats
+        with (
+            patch.object(nn.init, "_no_grad_trunc_normal_", lambda tensor, *_, **__: tensor),
+            patch.object(torch, "linspace", _with_data(torch.linspace)),
+            patch.object(torch.Tensor, "tolist", _with_data(torch.Tensor.tolist)),
+            patch.object(torch.Tensor, "split", _with_data(torch.Tensor.split)),
+        ):
             model = MODELS[name].module(how.size).train(how.train).requires_grad_(how.train)
     finally:
         torch.set_default_dtype(torch.float32)
@@ -102,12 +109,24 @@ def build(name: str, how: Setting) -> tuple[Callable[..., Any], list[Any]]:
     return lambda *values: [t for _, t in outputs(model(**dict(zip(given, values, strict=True))))], list(given.values())
 
 
+def _with_data(make: Callable[..., Any]) -> Callable[..., Any]:
+    def made(*args: Any, **kwargs: Any) -> Any:
+        with unset_fake_temporarily():
+            return make(*args, **kwargs)
+
+    return made
+
+
 def measure(name: str, how: Setting) -> dict[str, float]:
     """Seconds by stage, and counts."""
     clock = Clock()
     case = Case(name, partial(build, name, how), trains=how.train)
     settle()
-    with patch.object(backend, "STAGES", tuple(map(clock.timed, backend.STAGES))):
+    on_gpu = how.device == "gpu"  # the tensors are a CPU's
+    with (
+        patch.object(backend, "STAGES", tuple(map(clock.timed, backend.STAGES))),
+        patch.object(equal_layers.torch_adapter, "uses_cuda", lambda _: on_gpu),
+    ):
         started = time.process_time()
         call(case, how.device, door({}), partial(rendering, lambda _: None))
         whole = time.process_time() - started
