@@ -175,6 +175,11 @@ class Template:
         return self.implements.axes
 
     @cached_property
+    def on_matrix_units(self) -> bool:
+        """Whether the text hands on how exactly float32 numbers are multiplied: it multiplies tiles, not elements."""
+        return "PRECISION" in self.source.read_text()
+
+    @cached_property
     def seconds(self) -> Mapping[str, str]:
         """Results that are second ones of a program's steps, with these."""
         return dict(zip(list(self.results)[1:], self.implements.seconds, strict=False))

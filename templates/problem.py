@@ -564,6 +564,12 @@ class Problem:
         return is_rounded(self.main_dtype)
 
     @property
+    def rounds(self) -> bool:
+        """Whether operands become TF32 in registers, but for those that TMA rounds on their way: the matrix units would cut
+        the last digits off, and sums would come out too small by 7e-4."""
+        return self.tf32 and self.template.on_matrix_units
+
+    @property
     def exact_float32(self) -> bool:
         """Whether the operands are of float32, and multiplied as they are."""
         return self.main_dtype is torch.float32 and not self.tf32

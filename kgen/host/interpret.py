@@ -15,7 +15,7 @@ import torch
 
 from kgen.errors import TensorMapRefused, TritonNotFound
 from kgen.rendered.gpu_kernel import TritonKernel
-from kgen.rendered.tensor_map import is_pointer, map_block, map_rank, plain_kind
+from kgen.rendered.tensor_map import is_pointer, map_block, map_rank, map_steps
 
 __all__ = ["Interpreted"]
 
@@ -61,7 +61,7 @@ class Interpreted:
 
     def _descriptor(self, kind: str, tensor: torch.Tensor, numbers: list[int], name: str) -> Any:
         dtype, block = map_block(kind)
-        if kind != plain_kind(kind):
+        if any(step > 1 for step in map_steps(kind)):
             raise TensorMapRefused(kernel=self.kernel.name, buffer=name, problem="Triton's interpreter knows no steps")
         offset, sizes, strides = numbers[0], numbers[1 : 1 + len(block)], numbers[1 + len(block) :]
         memory = _flat(tensor, f"*{dtype}")[offset:]

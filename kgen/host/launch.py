@@ -12,7 +12,7 @@ from kgen.build import cpp
 from kgen.device import DRIVER
 from kgen.errors import DriverNotFound, LaunchFailed
 from kgen.rendered.gpu_kernel import CompiledKernel
-from kgen.rendered.tensor_map import MAX_RANK, MapFormat, is_pointer, map_rank, map_steps
+from kgen.rendered.tensor_map import MAX_RANK, MapFormat, is_pointer, is_rounded, map_rank, map_steps
 
 __all__ = ["GpuKernel", "launch_functions", "load_kernel"]
 
@@ -20,6 +20,7 @@ __all__ = ["GpuKernel", "launch_functions", "load_kernel"]
 _POINTER, _MAP = 0, 3
 _KINDS = {"i32": 1, "i64": 2}
 _DIVISIBLE = 128
+_TF32 = 11  # CU_TENSOR_MAP_DATA_TYPE_TFLOAT32
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,7 +94,8 @@ def _format(found: MapFormat, what: str) -> list[int]:
     """The struct Format of launch.cpp, of a parameter of type `what`."""
     unused = [0] * (MAX_RANK - len(found.box))
     box, steps = [*found.box, *unused], [*map_steps(what), *unused]
-    return [len(found.box), found.element, found.element_bytes, found.swizzle, *box, *steps]
+    element = _TF32 if is_rounded(what) else found.element
+    return [len(found.box), element, found.element_bytes, found.swizzle, *box, *steps]
 
 
 @functools.cache

@@ -13,8 +13,8 @@ from kgen.errors import InvalidTensorMap
 from kgen.ir.index import ZERO, Expr
 
 __all__ = [
-    "MAX_RANK", "MAX_SIDE", "MAX_STEP", "MapFormat", "TensorMap", "is_pointer", "map_block", "map_rank", "map_steps",
-    "plain_kind", "widths",
+    "MAX_RANK", "MAX_SIDE", "MAX_STEP", "MapFormat", "TensorMap", "is_pointer", "is_rounded", "map_block", "map_rank",
+    "map_steps", "plain_kind", "widths",
 ]  # fmt: skip
 
 #: Of what the hardware knows.
@@ -23,7 +23,7 @@ MAX_RANK = 5
 MAX_SIDE = 256
 MAX_STEP = 8
 
-_TYPE = re.compile(r"tensordesc<(\w+)\[([\d, ]+)\](?:, steps \[([\d, ]+)\])?>")
+_TYPE = re.compile(r"tensordesc<(\w+)\[([\d, ]+)\](?:, steps \[([\d, ]+)\])?(, tf32)?>")
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,7 +36,8 @@ class TensorMap:
     without elements is fine as long as the kernel leaves it alone.
 
     Along a dimension a block has every `steps`-th element, counted from where it begins, so that a block of 8 with a step of 2
-    spans 16; no `steps`: all of them. The last dimension has no step."""
+    spans 16; no `steps`: all of them. The last dimension has no step. What is read of float32 is `rounded` to the nearest TF32
+    number on its way, which costs nothing; the matrix units would cut the last digits off."""
 
     buffer: str
     dtype: str
@@ -45,6 +46,7 @@ class TensorMap:
     strides: tuple[Expr, ...]
     offset: Expr = ZERO
     steps: tuple[int, ...] = ()
+    rounded: bool = False
 
     def __post_init__(self) -> None:
         rank = len(self.block)
@@ -66,7 +68,8 @@ class TensorMap:
     def type(self) -> str:
         """The parameter's type in a signature."""
         steps = f", steps [{', '.join(map(str, self.steps))}]" if any(step > 1 for step in self.steps) else ""
-        return f"tensordesc<{self.dtype}[{', '.join(map(str, self.block))}]{steps}>"
+        rounded = ", tf32" if self.rounded else ""
+        return f"tensordesc<{self.dtype}[{', '.join(map(str, self.block))}]{steps}{rounded}>"
 
     @property
     def numbers(self) -> tuple[Expr, ...]:
@@ -103,8 +106,13 @@ def map_steps(kind: str) -> tuple[int, ...]:
     return tuple(map(int, found[3].split(","))) if found[3] else (1,) * map_rank(kind)
 
 
+def is_rounded(kind: str) -> bool:
+    """Whether what is read through the descriptor that a parameter of type `kind` is comes as TF32."""
+    return kind.endswith(", tf32>")
+
+
 def plain_kind(kind: str) -> str:
-    """The type without steps: these are the launcher's affair, a compiler knows nothing of them."""
+    """The type without steps and rounding: these are the launcher's affair, a compiler knows nothing of them."""
     found = _TYPE.fullmatch(kind)
     return kind if found is None else f"tensordesc<{found[1]}[{found[2]}]>"
 

@@ -24,6 +24,7 @@ from kgen.templates.triton.codegen.precision import are_arithmetic, exact_values
 from kgen.templates.triton.codegen.slots import Slots
 from kgen.templates.triton.codegen.table import TRITON_TYPES
 from kgen.templates.triton.codegen.tile import Parameters
+from kgen.templates.triton.codegen.tma_layout import in_registers
 
 WARPS, STAGES = 4, 3
 # Where a function's parameters come, which only its slots know.
@@ -201,7 +202,7 @@ class _Part:
 def _precision(problem: Problem) -> str:
     """What `lib.dot` has to know: how exact float32 numbers are multiplied, and whether an operand may be in registers while
     they are."""
-    computed = any(problem.copied(one) is None for member in problem.members for one in member.values())
+    computed = any(in_registers(problem, one) for member in problem.members for one in member.values())
     waits = computed and problem.device.arch // 10 == HOPPER_MAJOR and problem.accumulator.itemsize == 4
     return ("tf32" if problem.tf32 else "ieee") + ("+wait" if waits else "")
 

@@ -39,7 +39,7 @@ THREAD_ELEMENTS = 8
 class TmaLayout:
     """How a tile's tensor is laid out in memory: for each dimension of its descriptor, outermost first, the axis, the loop
     (None: its length is 1), and elements from one index to the next. The last two are the sides of a tile, the others have one
-    index."""
+    index. Operands that are multiplied as TF32 are `rounded` to it."""
 
     buffer: str
     dtype: torch.dtype
@@ -47,6 +47,7 @@ class TmaLayout:
     loops: tuple[Var | None, ...]
     strides: tuple[Expr, ...]
     offset: Expr
+    rounded: bool = False
 
     def sizes(self) -> tuple[Expr, ...]:
         return tuple(ix.ONE if v is None else v.extent for v in self.loops)
@@ -58,7 +59,7 @@ class TmaLayout:
             return None
         block = (*(1 for _ in self.axes[:-2]), rows, columns)
         kind = _BYTE if self.dtype is torch.bool else TRITON_TYPES[self.dtype].pointer.removeprefix("*")
-        return TensorMap(self.buffer, kind, block, self.sizes(), self.strides, self.offset)
+        return TensorMap(self.buffer, kind, block, self.sizes(), self.strides, self.offset, rounded=self.rounded)
 
     def by_eights(self, rows: int, columns: int) -> ByEights | str:
         """How chunks of as many rows of a matrix of fixed size come to shared memory in another order, or why they cannot.
@@ -82,6 +83,7 @@ class TmaLayout:
             (*(1 for _ in outer), THREAD_ELEMENTS // 2, rows // THREAD_ELEMENTS, 2, columns),
             (*(self.sizes()[d] for d in outer), pairs, groups, two, self.sizes()[-1]),
             (*(self.strides[d] for d in outer), row * 2, row * THREAD_ELEMENTS, row, self.strides[-1]), self.offset,
+            rounded=self.rounded,
         )  # fmt: skip
         return ByEights(made, behind, count // THREAD_ELEMENTS)
 
@@ -107,7 +109,19 @@ def tma_layout(problem: Problem, one: Input) -> TmaLayout | str:
     """How TMA fetches an operand, or why that cannot be done."""
     if one.load is None:
         return f"{one.name} is computed"
-    return _lying(problem, one.name, one.load.attr, tuple((axis, one.loops[axis]) for axis in one.axes))
+    found = _lying(problem, one.name, one.load.attr, tuple((axis, one.loops[axis]) for axis in one.axes))
+    return replace(found, rounded=problem.tf32) if isinstance(found, TmaLayout) else found
+
+
+@memoised
+def by_tma(problem: Problem, one: Input) -> bool:
+    """Whether a template's operand comes by TMA."""
+    return problem.template.operands[one.name].access == "tma" and isinstance(tma_layout(problem, one), TmaLayout)
+
+
+def in_registers(problem: Problem, one: Input) -> bool:
+    """Whether an operand's tile comes to registers before it is multiplied: it is computed, or becomes TF32 there."""
+    return problem.copied(one) is None or (problem.rounds and not by_tma(problem, one))
 
 
 @memoised

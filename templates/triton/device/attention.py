@@ -5,7 +5,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from kgen.templates.triton.device.intrinsics import approximate_exp2
+from kgen.templates.triton.device.intrinsics import approximate_exp2, rounded_to_tf32
 from kgen.templates.triton.device.matmul import waited
 
 
@@ -36,6 +36,6 @@ def dot_of_weights(weights, right, acc, precision: tl.constexpr):
     """acc + weights right, where the weights are in registers: the next tile's may overwrite them only once these were
     multiplied (`finished`)."""
     if precision == "tf32" or precision == "tf32+wait":  # noqa: PLR1714  Triton knows no `in`
-        return waited(weights, right, acc, "tf32")
+        return waited(rounded_to_tf32(weights), right, acc, "tf32")
     else:
         return waited(weights, right, acc, "ieee")

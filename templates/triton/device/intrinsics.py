@@ -45,6 +45,13 @@ def rounded_to_bfloat16(x):
 
 
 @triton.jit
+def rounded_to_tf32(x):
+    """float32 rounded to the nearest TF32 number, the larger one of two that are as near. The matrix units cut the last digits
+    off, so that whatever they multiply would come out too small."""
+    return tl.inline_asm_elementwise("cvt.rna.tf32.f32 $0, $1;", "=r,r", [x], tl.float32, True, 1)
+
+
+@triton.jit
 def finished(acc):
     """`acc` itself, of 32-bit numbers, once it is there. A Hopper GPU reads the left operand of an asynchronous multiplication
     out of registers while the program goes on, and neither Triton nor the assembler keeps these registers until it has

@@ -132,6 +132,7 @@ from kgen.templates.triton.device.intrinsics import (
     approximate_rsqrt,
     finished,
     rounded_to_bfloat16,
+    rounded_to_tf32,
 )
 from kgen.templates.triton.device.matmul import (
     add_rows,

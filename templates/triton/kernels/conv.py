@@ -11,6 +11,7 @@ from typing import Any, ClassVar
 from kgen.templates.base import KernelTemplate, Resources
 from kgen.templates.contract import Config, contraction, knob, operand, result, template
 from kgen.templates.problem import Input, Problem
+from kgen.templates.triton.codegen.tma_layout import in_registers
 from kgen.templates.triton.kernels import conv_estimate
 from kgen.templates.triton.kernels.matmul import ASYNCHRONOUS, LARGEST_EXACT, MIN_BLOCK, refuse_dot, refuse_empty
 
@@ -69,9 +70,9 @@ def _padded(length: int) -> int:
 
 
 def staged_bytes(problem: Problem, config: Config, one: Input, stages: int) -> int:
-    """Shared memory of an operand's tiles: of all stages, and once more of one that is computed on its way."""
+    """Shared memory of an operand's tiles: of all stages, and once more of one that is computed or rounded on its way."""
     rows, depth = (config.get(problem.template.block(axis) or "") for axis in problem.operand_axes(one.name))
-    return rows * depth * one.dtype.itemsize * (stages + (problem.copied(one) is None))
+    return rows * depth * one.dtype.itemsize * (stages + in_registers(problem, one))
 
 
 def operand_registers(problem: Problem, config: Config, each: float = PER_BYTE) -> int:

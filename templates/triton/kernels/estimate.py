@@ -19,7 +19,7 @@ from kgen.templates.calibration import HOPPER
 from kgen.templates.contract import Config
 from kgen.templates.problem import Input, Problem, memoised, memoised_at_sizes
 from kgen.templates.triton.codegen.precision import exact_values
-from kgen.templates.triton.codegen.tma_layout import tiles_read, tma_layout
+from kgen.templates.triton.codegen.tma_layout import by_tma, tiles_read
 
 # Seconds: a launch with what stands idle at either end; starting a program; from asking for a stage until it is there.
 LAUNCH, START, LATENCY = 1.4e-6, 0.35e-6, 0.85e-6
@@ -68,6 +68,9 @@ SHARED, REGISTERS, RESERVED = 233_472, 65_536, 1024
 # Seconds of an SM for each element of an operand that is turned over in shared memory (H100, 2026-11-28, bench.untuned --list
 # fourth: gradients of linear layers in TF32; 4,096 elements took .7 to 6.5 us).
 TURNED = 1.5e-6 / 4096
+# The same for one that becomes TF32 in registers (H200, 2026-11-28: 4096 x 4096 x 4096 in tiles of 128 x 128 took 465 us
+# without and 787 with it, 8192 x 1024 x 1024 took 71 and 114).
+ROUNDED = 4.5e-11
 # Share of the peak rate that the main loop reaches with operands by TMA: of large tiles, of those that
 # are higher than wide, for which the units read more of shared memory, of others, and of those below 128 x 128.
 LARGE_RATE, TALL_RATE, SMALL_RATE, THIN_RATE = 0.93, 0.88, 0.89, 0.7
@@ -200,16 +203,23 @@ def _waiting(in_flight: int, step: float) -> float:
 
 
 def _turning(problem: Problem, config: Config, operands: str = "AB") -> float:
-    """Seconds of a tile for operands that are turned over in shared memory, bank by bank: Hopper's matrix units read those of
-    tiles that are not low there, and float32 numbers only with neighbours along k."""
+    """Seconds of a tile for operands that are turned over in shared memory, bank by bank, or become TF32 on their way there:
+    Hopper's matrix units read those of tiles that are not low there, and float32 numbers only with neighbours along k."""
     if not problem.tf32 or problem.device.arch // 10 != HOPPER or config.BLOCK_M < LOW_TILE:
         return 0.0
     lengths = {"A": config.BLOCK_M, "B": config.BLOCK_N}
-    turned = (
-        lengths[name] for number, member in enumerate(problem.members) for name, one in member.items()
-        if name in operands and one.load is not None and one.dtype is torch.float32 and problem.stride(name, "k", number) != 1
+    each = (
+        lengths[name] * _second_write(problem, name, number) for number, member in enumerate(problem.members)
+        for name, one in member.items() if name in operands and one.load is not None and one.dtype is torch.float32
     )  # fmt: skip
-    return math.ceil(problem.size("k") / config.BLOCK_K) * config.BLOCK_K * sum(turned) * TURNED
+    return math.ceil(problem.size("k") / config.BLOCK_K) * config.BLOCK_K * sum(each)
+
+
+def _second_write(problem: Problem, name: str, number: int) -> float:
+    """Seconds of an SM for an element that is written to shared memory again."""
+    if problem.stride(name, "k", number) != 1:
+        return TURNED
+    return 0.0 if by_tma(problem, problem.members[number][name]) else ROUNDED
 
 
 def streamed(problem: Problem, config: Config) -> float:
@@ -233,7 +243,7 @@ def _of_window(problem: Problem) -> float:
 def _in_runs(problem: Problem, config: Config) -> float:
     """How much longer memory takes where tiles have short rows of the operand that is most of what is read."""
     one = problem.inputs["B"]
-    if problem.contiguous("B") != "n" or _by_engine(problem, one) or problem.size("n") <= config.BLOCK_N:
+    if problem.contiguous("B") != "n" or by_tma(problem, one) or problem.size("n") <= config.BLOCK_N:
         return 1.0
     if 2 * problem.bytes_read("B") < _traffic(problem):
         return 1.0
@@ -428,7 +438,7 @@ def _copied(problem: Problem, config: Config) -> float:
     (H100, 2026-11-27, bench.untuned: 64 and 96 copies of a warp, of 4 bytes a thread, took 10 to 11 cycles each)."""
     total = 0.0
     for one in _operands(problem):
-        if one.load is None or _by_engine(problem, one):
+        if one.load is None or by_tma(problem, one):
             continue
         width = _width(problem, one, one.load)
         total += _loaded(problem, one, config, 0.0) * (WIDEST / width if width >= NARROWEST else 1.0)
@@ -438,7 +448,7 @@ def _copied(problem: Problem, config: Config) -> float:
 @memoised_at_sizes
 def passes_registers(problem: Problem) -> bool:
     """Whether a tile of some operand is read in runs that no asynchronous copy is as narrow as."""
-    tiles = ((one, load) for one in _operands(problem) if not _by_engine(problem, one) for load in _tiles_of(problem, one))
+    tiles = ((one, load) for one in _operands(problem) if not by_tma(problem, one) for load in _tiles_of(problem, one))
     return any((_known_width(problem, one, load) or NARROWEST) < NARROWEST for one, load in tiles)
 
 
@@ -461,7 +471,7 @@ def _arriving(problem: Problem, config: Config, on_their_way: int) -> float:
 def _filling(problem: Problem, config: Config, tiles: int) -> float:
     """Seconds that TMA takes to fill with zeros what tiles have beyond the ends of operands."""
     steps = math.ceil(problem.size("k") / config.BLOCK_K)
-    zeros = sum(_zeros(problem, one, config) for one in _operands(problem) if _by_engine(problem, one))
+    zeros = sum(_zeros(problem, one, config) for one in _operands(problem) if by_tma(problem, one))
     return tiles * steps * zeros / (ZEROS_SHARE * L2_RATE * problem.device.compute_units)
 
 
@@ -486,7 +496,7 @@ def _apart(problem: Problem, name: str) -> float:
     rows = [problem.sizes.of(s) * one.dtype.itemsize for s in strides if s is not None and s != 1]
     if all(row % LINE == 0 for row in rows):
         return 1.0
-    return SPLIT if any(row % SECTOR for row in rows) and _by_engine(problem, one) else STRADDLING
+    return SPLIT if any(row % SECTOR for row in rows) and by_tma(problem, one) else STRADDLING
 
 
 def _share(problem: Problem, config: Config, area: int, together: int) -> float:
@@ -501,17 +511,12 @@ def _share(problem: Problem, config: Config, area: int, together: int) -> float:
         rate = EXACT_RATE
     if "n" in problem.whole and config.BLOCK_M < LOW_TILE:
         rate = min(rate, LOW_RATE)
-    return rate if _all_by_engine(problem) else min(rate, POINTER_RATE)
+    return rate if _all_by_tma(problem) else min(rate, POINTER_RATE)
 
 
 @memoised
-def _all_by_engine(problem: Problem) -> bool:
-    return all(_by_engine(problem, one) for member in problem.members for one in member.values())
-
-
-@memoised
-def _by_engine(problem: Problem, one: Input) -> bool:
-    return problem.template.operands[one.name].access == "tma" and not isinstance(tma_layout(problem, one), str)
+def _all_by_tma(problem: Problem) -> bool:
+    return all(by_tma(problem, one) for member in problem.members for one in member.values())
 
 
 def _by_element(problem: Problem, config: Config) -> float:
@@ -550,7 +555,7 @@ def _of_element(problem: Problem, one: Input) -> float:
     """Seconds of a warp for an element of an operand's tile."""
     if one.load is None:
         return GATHERED if problem.reads_window(one) else COMPUTED * vs.total_cost([one.value], LONGER)
-    if _by_engine(problem, one):
+    if by_tma(problem, one):
         return 0.0
     width = _width(problem, one, one.load)
     return PLACED[width] if width < WIDEST else JUMPING if problem.reads_window(one) else 0.0
@@ -591,7 +596,7 @@ def _scattered(problem: Problem, config: Config) -> float:
 
 @memoised_at_sizes
 def _is_scattered(problem: Problem, one: Input) -> bool:
-    if one.load is None or _by_engine(problem, one) or not problem.reads_window(one):
+    if one.load is None or by_tma(problem, one) or not problem.reads_window(one):
         return False
     return _width(problem, one, one.load) == WIDEST and _run(problem, one) * one.dtype.itemsize < SECTOR
 

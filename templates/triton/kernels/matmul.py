@@ -15,6 +15,7 @@ from kgen.templates import calibration
 from kgen.templates.base import KernelTemplate, Resources
 from kgen.templates.contract import Config, contraction, knob, operand, result, template
 from kgen.templates.problem import Input, Problem, memoised
+from kgen.templates.triton.codegen.tma_layout import by_tma
 from kgen.templates.triton.kernels import estimate
 
 # Operand types that the matrix units multiply.
@@ -76,7 +77,7 @@ def operand_bytes(problem: Problem, config: Config, stages: int) -> tuple[int, i
     """Shared memory of the operands' tiles: of those on their way, and of those that are written there again before they are
     multiplied, for which a stage less is on its way, but for those that are read as they are in a flattened loop. The latter
     are the computed ones, and those of float32 that are not contiguous along k, for the matrix units turn tiles of 16 bits
-    only, or are multiplied exactly, by other units."""
+    only, that become TF32 in registers, or are multiplied exactly, by other units."""
     staged = copied = 0
     for one in operand_tiles(problem):
         area = math.prod(config.get(block) for block in one.blocks)
@@ -111,7 +112,8 @@ def operand_tiles(problem: Problem) -> list[OperandTile]:
                 continue
             axes = [axis for axis in one.axes if problem.template.block(axis)]
             blocks = tuple(problem.template.block(axis) or "" for axis in axes)
-            fast = one.dtype is not torch.float32 or (problem.tf32 and problem.stride(one.name, "k", number) == 1)
+            rounded = problem.tf32 and by_tma(problem, one)
+            fast = one.dtype is not torch.float32 or (rounded and problem.stride(one.name, "k", number) == 1)
             computed, read = one.load is None, sum(load.attr[2].itemsize for load in _tiles(one, axes))
             found.append(OperandTile(blocks, one.dtype.itemsize, read, computed, fast and not computed))
     return found

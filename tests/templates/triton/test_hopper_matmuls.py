@@ -19,6 +19,8 @@ from torch import Tensor
 
 from kgen.build import triton
 from kgen.device import Device
+from kgen.host.launch import _format
+from kgen.rendered.tensor_map import MapFormat, is_rounded
 from kgen.templates.contract import Config
 
 h, bf = torch.float16, torch.bfloat16
@@ -426,3 +428,60 @@ def test_one_row_by_one_column_compiles(name: str) -> None:
         compiled(fn, *args)
     [found] = triton.compile_kernels(made.matmuls, 90)
     assert found.stack == 0
+
+
+TALL = (r(512, 520, dtype=torch.float32), r(520, 512, dtype=torch.float32))
+
+
+def first(configs: Sequence[Config]) -> Sequence[Config]:
+    return configs[:1]
+
+
+@pytest.mark.cpu
+@pytest.mark.usefixtures("tf32")
+@pytest.mark.parametrize(("template", "registers", "engine"), [("triton_matmul", 2, 0), *((name, 0, 2) for name in TEMPLATES)])
+def test_operands_become_tf32(template: str, registers: int, engine: int) -> None:
+    """The matrix units cut digits off, and results would be too small by 7e-4. TMA rounds what it brings."""
+    with forced(template, first, runs=False) as made:
+        compiled(lambda x, w: x @ w, *TALL)
+    (kernel,) = made.matmuls
+    assert kernel.source.count("lib.rounded_to_tf32(tl.load(") == registers
+    assert sum(map(is_rounded, kernel.signature)) == engine
+
+
+@pytest.mark.cpu
+@pytest.mark.usefixtures("tf32")
+def test_a_computed_operand_becomes_tf32() -> None:
+    with forced(TEMPLATES[1], first, runs=False) as made:
+        compiled(lambda x, w: x.square() @ w, *TALL)
+    (kernel,) = made.matmuls
+    assert (kernel.source.count("lib.rounded_to_tf32("), sum(map(is_rounded, kernel.signature))) == (1, 1)
+
+
+@pytest.mark.cpu
+@pytest.mark.parametrize("dtype", [torch.float32, bf])
+def test_others_stay_as_they_are(dtype: torch.dtype) -> None:
+    """float32 is multiplied exactly without torch's permission, and other types are what the units take."""
+    with forced("triton_matmul", first, runs=False) as made:
+        compiled(lambda x, w: x @ w, *(one.to(dtype) for one in TALL))
+    (kernel,) = made.matmuls
+    assert "rounded_to_tf32" not in kernel.source
+    assert not any(map(is_rounded, kernel.signature))
+
+
+def test_the_launcher_asks_for_tf32() -> None:
+    found = MapFormat(element=7, element_bytes=4, swizzle=3, box=(64, 32))
+    assert _format(found, "tensordesc<fp32[64, 32], tf32>")[1] == 11  # CU_TENSOR_MAP_DATA_TYPE_TFLOAT32
+    assert _format(found, "tensordesc<fp32[64, 32]>")[1] == 7
+
+
+@pytest.mark.gpu
+@pytest.mark.usefixtures("tf32")
+@pytest.mark.parametrize("template", ["triton_matmul", *TEMPLATES, "triton_matmul_warp_specialized"])
+def test_sums_of_tf32_are_not_too_small(template: str) -> None:
+    """Of positive numbers, for errors add up. cuBLAS is off by 2e-5 at most."""
+    x, w = (torch.rand(1024, 1024, device="cuda") for _ in range(2))
+    with forced(template, first):
+        got = compiled(lambda x, w: x @ w.t(), x, w)
+    exact = x.double() @ w.double().t()
+    assert abs(float((got.double() - exact).mean() / exact.mean())) < 1e-4
