@@ -44,6 +44,8 @@ LEAST_WASTE = 8
 MOST_STREAMS = 64
 # Bytes that a thread moves at once, and threads of a program of a pointwise kernel.
 VECTOR = 16
+# Bytes of what threads load side by side at their best, one by one.
+WORD = 4
 THREADS = 128
 # Of a combo kernel: programs of THREADS that an SM runs side by side, how many rounds of them are enough to share the work
 # evenly, and the most points of a thread. Beyond, fewer programs with more points find their member less often.
@@ -317,11 +319,20 @@ def _pointwise_blocks(kernel: Kernel, graph: ir.Graph, sizes: Sizes, gpu: Gpu) -
         block //= 2
     if block > THREADS and _reads_between_vectors(kernel, block // THREADS, sizes):
         block = THREADS
+    block = min(block, THREADS * _unbroken(kernel, graph, block // THREADS))
     if block > THREADS and len(kernel.statements) > FEW_STATEMENTS:
         each = registers_of_a_point(kernel)
         while block > THREADS and each * block > MOST_REGISTERS * THREADS:
             block //= 2
     return Blocks(x=block, warps=THREADS // 32)
+
+
+def _unbroken(kernel: Kernel, graph: ir.Graph, width: int) -> int:
+    """As many points of a thread as no end of the tensor divides: a mask that ends inside of a vector makes all vectors scalars,
+    a vector apart from thread to thread. Two numbers of 16 bits, where neither can be loaded with the other, are as near."""
+    points = math.prod(v.extent.as_int() or 0 for v in kernel.outer)  # 0, which all numbers divide, where that is not known
+    widest = max((graph.buffers[name].dtype.itemsize for name in _touched(kernel, graph)), default=WORD)
+    return max(math.gcd(points, width), WORD // min(widest, WORD))
 
 
 def _reads_between_vectors(kernel: Kernel, width: int, sizes: Sizes) -> bool:

@@ -40,3 +40,21 @@ def test_one_tap_leaves_the_channels_innermost() -> None:
 def test_values() -> None:
     x = filters(10, 20, 3, 3)
     torch.testing.assert_close(compiled(in_order, x), in_order(x))
+
+
+@pytest.mark.parametrize(
+    ("length", "dtype", "points"),
+    [
+        (8_000_000, torch.bfloat16, 8),
+        (8_000_004, torch.bfloat16, 4),
+        (8_000_001, torch.bfloat16, 2),
+        (8_000_000, torch.float32, 4),
+        (8_000_001, torch.float32, 1),
+        (8_000_001, torch.uint8, 4),
+    ],
+)
+def test_threads_have_as_many_points_as_loads_are_wide(length: int, dtype: torch.dtype, points: int) -> None:
+    """A tensor that ends inside of a vector is loaded element by element, and neighbours should be loaded side by side."""
+    plan = planned(lambda x: x + 1, torch.empty(length, dtype=dtype))
+    tiling = choose_tiles(plan.kernels[0], plan.graph, Sizes({}), Gpu())
+    assert tiling.blocks.x == 32 * tiling.blocks.warps * points
