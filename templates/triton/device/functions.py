@@ -216,13 +216,48 @@ def erfcx(x):
 
 @triton.jit
 def lgamma(x):
-    return libdevice.lgamma(x.to(tl.float64)).to(x.dtype)
+    return libdevice.lgamma(x)
 
 
 @triton.jit
-def digamma(number):
-    """Reflection, recurrence up to 10, then the asymptotic series: Abramowitz and Stegun, 6.3.7, 6.3.5, 6.3.18."""
-    x = number.to(tl.float64)
+def digamma(x):
+    """Reflection, recurrence, then the asymptotic series: Abramowitz and Stegun, 6.3.7, 6.3.5, 6.3.18."""
+    if x.dtype == tl.float32:
+        return digamma_of_float(x)
+    else:
+        return digamma_of_double(x)
+
+
+@triton.jit
+def digamma_of_float(x):
+    """As exact as eager, whose arithmetic is of float32, too: doubles took 40 times as long."""
+    mirrored = x < 0
+    y = tl.where(mirrored, 1.0 - x, x)
+    result = y * 0.0
+    for _ in tl.static_range(6):
+        low = y < 6.0
+        result = tl.where(low, result - approximate_reciprocal(y), result)
+        y = tl.where(low, y + 1.0, y)
+    inverse = approximate_reciprocal(y)
+    z = inverse * inverse
+    tail = z * (1.0 / 12.0 + z * (-1.0 / 120.0 + z * (1.0 / 252.0 + z * (-1.0 / 240.0 + z * (1.0 / 132.0)))))
+    result = result + log(y) - 0.5 * inverse - tail
+    fraction = x - trunc(x)
+    fraction = tl.where(tl.abs(fraction) > 0.5, fraction + 1.0, fraction)  # of numbers below 0
+    result = tl.where(mirrored, result - truediv(3.141592653589793, tan(fraction * 3.141592653589793)), result)
+    return with_poles(x, fraction, result)
+
+
+@triton.jit
+def with_poles(x, fraction, result):
+    """What digamma is where the series says nothing: at whole numbers up to 0, and at infinity."""
+    result = tl.where((x < 0) & (fraction == 0), float("nan"), result)
+    result = tl.where(x == float("inf"), x, result)
+    return tl.where(x == 0, copysign(x + float("inf"), neg(x)), result)
+
+
+@triton.jit
+def digamma_of_double(x):
     mirrored = x < 0
     y = tl.where(mirrored, 1.0 - x, x)
     result = y * 0.0
@@ -237,9 +272,7 @@ def digamma(number):
     result = result + log(y) - truediv(0.5, y) - tail
     fraction = x - trunc(x)
     result = tl.where(mirrored, result - truediv(3.141592653589793, tan(fraction * 3.141592653589793)), result)
-    result = tl.where(mirrored & (fraction == 0), float("nan"), result)
-    result = tl.where(x == float("inf"), x, result)
-    return tl.where(x == 0, copysign(x + float("inf"), neg(x)), result).to(number.dtype)
+    return with_poles(x, fraction, result)
 
 
 @triton.jit
