@@ -25,17 +25,22 @@ LEAST = 5
 class _Sum:
     """The summands of a tree of additions: parts by their index, and what has all elements."""
 
-    parts: dict[int, Node] = field(default_factory=dict)
+    parts: dict[int, list[Node]] = field(default_factory=dict)
     dense: list[Node] = field(default_factory=list)
     dims: set[int] = field(default_factory=set)
     additions: list[Node] = field(default_factory=list)
     scatters: list[Node] = field(default_factory=list)
-    repeats: bool = False
+
+    def in_any_order(self) -> bool:
+        """Whether no element has more than two summands that are no zeros."""
+        most = max(map(len, self.parts.values()), default=0)
+        return len(self.dense) + most <= 2
 
 
 def stack_gradients(gm: GraphModule) -> None:
     """Rewrites sums of `select_scatter`s into zeros as a `stack`. Each element has one summand that is no zero, and one more
-    where a tensor of all elements is added: no order of additions changes. Of a zero only the sign may."""
+    where a tensor of all elements is added, or an index was taken twice: no order of additions changes. Of a zero only the
+    sign may."""
     for node in reversed(list(gm.graph.nodes)):
         if _is_sum(node) and not any(_is_sum(user) and _is_own(node) for user in node.users):
             _try(gm, node)
@@ -45,7 +50,7 @@ def _try(gm: GraphModule, node: Node) -> None:
     found = _Sum()
     _collect(node, found, node)
     value = node.meta.get("val")
-    if len(found.parts) < LEAST or len(found.dims) > 1 or len(found.dense) > 1 or found.repeats:
+    if len(found.parts) < LEAST or len(found.dims) > 1 or not found.in_any_order():
         return
     if not isinstance(value, torch.Tensor) or not value.is_contiguous():
         return
@@ -64,18 +69,25 @@ def _try(gm: GraphModule, node: Node) -> None:
         gm.graph.erase_node(unused)
 
 
-def _parts(gm: GraphModule, parts: dict[int, Node], count: int) -> Iterator[Node]:
-    """A part for each index: zeros where there is none."""
-    like = next(iter(parts.values()))
+def _parts(gm: GraphModule, parts: dict[int, list[Node]], count: int) -> Iterator[Node]:
+    """A part for each index: zeros where there is none, the sum of two."""
+    like = next(iter(parts.values()))[0]
     for k in range(count):
         if k in parts:
-            yield parts[k]
+            first, *more = parts[k]
+            yield _added(gm, first, more[0]) if more else first
             continue
         value = like.meta["val"]
         options = {"dtype": value.dtype, "device": value.device}
         zeros = gm.graph.call_function(aten.full.default, (list(value.shape), 0), options)
         zeros.meta = {**like.meta, "val": value.new_zeros(value.shape)}
         yield zeros
+
+
+def _added(gm: GraphModule, one: Node, other: Node) -> Node:
+    made = gm.graph.call_function(aten.add.Tensor, (one, other))
+    made.meta = dict(one.meta)
+    return made
 
 
 def _collect(node: Node, found: _Sum, top: Node) -> None:
@@ -88,8 +100,7 @@ def _collect(node: Node, found: _Sum, top: Node) -> None:
             stack += [arg for arg in reversed(one.args) if isinstance(arg, Node)]
         elif _is_slice(one, top):
             index, dim = _place(one)
-            found.repeats |= index in found.parts
-            found.parts[index] = one.args[1]  # type: ignore[assignment]
+            found.parts.setdefault(index, []).append(one.args[1])  # type: ignore[arg-type]
             found.dims.add(dim)
             found.scatters.append(one)
         else:

@@ -55,6 +55,17 @@ def one_index_again(x: Tensor, *parts: Tensor) -> Tensor:
     return total
 
 
+def one_index_three_times(x: Tensor, *parts: Tensor) -> Tensor:
+    total = spread(parts[0], x, 0)
+    for k in range(1, STEPS):
+        total = total + spread(parts[k], x, min(k, STEPS - 3))
+    return total
+
+
+def one_index_again_beside_all_elements(x: Tensor, *parts: Tensor) -> Tensor:
+    return one_index_again(x, *parts) + x
+
+
 def read_on_the_way(x: Tensor, *parts: Tensor) -> tuple[Tensor, ...]:
     total, out = spread(parts[0], x, 0), []
     for k in range(1, STEPS):
@@ -83,13 +94,13 @@ def stacks(fn: Callable[..., Any]) -> int:
     return sum(node.target is torch.ops.aten.stack.default for node in gm.graph.nodes)
 
 
-@pytest.mark.parametrize("fn", [all_indices, but_one, beside_all_elements])
+@pytest.mark.parametrize("fn", [all_indices, but_one, beside_all_elements, one_index_again])
 def test_joined(fn: Callable[..., Any]) -> None:
     assert stacks(fn) == 1
     check(fn, inputs())
 
 
-@pytest.mark.parametrize("fn", [beside_two, one_index_again, read_on_the_way, few, of_ones])
+@pytest.mark.parametrize("fn", [beside_two, one_index_three_times, one_index_again_beside_all_elements, read_on_the_way, few, of_ones])
 def test_apart(fn: Callable[..., Any]) -> None:
     assert stacks(fn) == 0
     check(fn, inputs())
