@@ -84,7 +84,21 @@ def float_power(b: Builder, x: Operand, y: Operand) -> Tensor:
 
 
 def ldexp(b: Builder, x: Tensor, exponent: Operand) -> Tensor:
-    return mul(b, x, power(b, 2.0, exponent))
+    """A float by a whole number is one of its own type with another exponent: the power alone might not be finite."""
+    if not isinstance(exponent, Tensor) or exponent.dtype.is_floating_point or not x.dtype.is_floating_point:
+        return mul(b, x, power(b, 2.0, exponent))
+    wide = torch.float64 if x.dtype is torch.float64 else torch.float32
+    return convert(pointwise(_scaled_by_power, convert(x, wide), convert(exponent, wide)), x.dtype)
+
+
+def _scaled_by_power(x: Value, exponent: Value) -> Value:
+    """x times 2^exponent, in three factors that have x's range."""
+    most = 2400 if x.dtype is torch.float64 else 300
+    exponent = vs.call("minimum", vs.call("maximum", exponent, number(-most, x)), number(most, x))
+    third = vs.call("trunc", vs.call("mul", exponent, number(1 / 3, x)))
+    rest = vs.call("sub", exponent, vs.call("add", third, third))
+    factor = vs.call("exp2", third)
+    return vs.call("mul", vs.call("mul", vs.call("mul", x, factor), factor), vs.call("exp2", rest))
 
 
 # ---- formulas -------------------------------------------------------------------------------------------------------

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from typing import Any
 
@@ -149,6 +150,19 @@ def test_refused_arguments_become_externs() -> None:
         args = next(iter(cases([entry]))).samples()[0]
         torch.testing.assert_close(lowered(entry.fn, "kgen", graphs)(*args), entry.fn(*args))
     assert externs(graphs[0]) == ["aten.nextafter.default"]
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32, torch.float64])
+def test_exponents_may_be_larger_than_those_of_a_power(dtype: torch.dtype) -> None:
+    """2^130 is no float32 number, and 1e-30 times as much is; the result has the type of what is scaled."""
+    most = torch.finfo(dtype).max
+    x = torch.tensor([1 / most, most, 1.0, -0.0, math.nan, math.inf], dtype=dtype).repeat(5, 1)
+    exponents = torch.tensor([0, 5, 20, 130, 2000])
+    with torch.no_grad():
+        for exponent in (exponents, -exponents.to(torch.int32)):
+            expected = torch.ldexp(x, exponent[:, None])
+            got = lowered(torch.ldexp, "kgen", [])(x, exponent[:, None])
+            torch.testing.assert_close(got, expected, rtol=0, atol=torch.finfo(dtype).tiny, equal_nan=True)
 
 
 def test_integers_wrap() -> None:
