@@ -100,7 +100,9 @@ def test_joined(fn: Callable[..., Any]) -> None:
     check(fn, inputs())
 
 
-@pytest.mark.parametrize("fn", [beside_two, one_index_three_times, one_index_again_beside_all_elements, read_on_the_way, few, of_ones])
+@pytest.mark.parametrize(
+    "fn", [beside_two, one_index_three_times, one_index_again_beside_all_elements, read_on_the_way, few, of_ones]
+)
 def test_apart(fn: Callable[..., Any]) -> None:
     assert stacks(fn) == 0
     check(fn, inputs())
