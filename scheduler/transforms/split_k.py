@@ -22,7 +22,7 @@ from kgen.ir.index import Atom, Expr, Sizes, Var
 from kgen.ir.plan import Kernel
 from kgen.scheduler.analysis.items import finished
 from kgen.scheduler.protocol import Attempt, Candidate, Changes, Decisions, Draft, Transform
-from kgen.scheduler.selection.choose import contraction_of, least_seconds, problems
+from kgen.scheduler.selection.choose import contraction_of, least_seconds, problems, template_seconds
 from kgen.scheduler.selection.memo import for_form
 from kgen.scheduler.transforms.accumulators import make_accumulators
 from kgen.templates.problem import Problem
@@ -126,8 +126,9 @@ def parts_of(problems: list[Problem], kernel: Kernel) -> int:
     takers = [p for p in problems if p.template.implements.batch]
     if not possible or all(p.uncalibrated for p in takers):
         return 1
-    whole = least_seconds(takers, vendor=True)
-    seconds, parts = min((model.cut_seconds(takers[0], parts, tile), parts) for parts, tile in possible.items())
+    whole, own = least_seconds(takers, vendor=True), template_seconds(takers, vendor=True)
+    # a part does as much of a template's work as it has of the sum: what its operands cost there, too
+    seconds, parts = min((max(model.cut_seconds(takers[0], n, tile), own / n), n) for n, tile in possible.items())
     return parts if seconds < whole else 1
 
 

@@ -15,6 +15,7 @@ import torch
 from kgen.device import ADDITIONS, L2_RATE, LINE
 from kgen.ir import index as ix
 from kgen.ir import values as vs
+from kgen.ir.index import Expr
 from kgen.templates.calibration import HOPPER
 from kgen.templates.contract import Config
 from kgen.templates.problem import Input, Problem, memoised, memoised_at_sizes
@@ -70,7 +71,8 @@ SHARED, REGISTERS, RESERVED = 233_472, 65_536, 1024
 TURNED = 1.5e-6 / 4096
 # The same for one that becomes TF32 in registers (H200, 2026-11-28: 4096 x 4096 x 4096 in tiles of 128 x 128 took 465 us
 # without and 787 with it, 8192 x 1024 x 1024 took 71 and 114).
-ROUNDED = 4.5e-11
+# In low tiles, of 32 x 64, these took 1690 and 195, of which 1000 and 133 are expected without.
+ROUNDED, ROUNDED_LOW = 4.5e-11, 2.2e-11
 # Share of the peak rate that the main loop reaches with operands by TMA: of large tiles, of those that
 # are higher than wide, for which the units read more of shared memory, of others, and of those below 128 x 128.
 LARGE_RATE, TALL_RATE, SMALL_RATE, THIN_RATE = 0.93, 0.88, 0.89, 0.7
@@ -203,23 +205,38 @@ def _waiting(in_flight: int, step: float) -> float:
 
 
 def _turning(problem: Problem, config: Config, operands: str = "AB") -> float:
-    """Seconds of a tile for operands that are turned over in shared memory, bank by bank, or become TF32 on their way there:
-    Hopper's matrix units read those of tiles that are not low there, and float32 numbers only with neighbours along k."""
-    if not problem.tf32 or problem.device.arch // 10 != HOPPER or config.BLOCK_M < LOW_TILE:
+    """Seconds of a tile for operands that become TF32 in registers, or are turned over in shared memory, bank by bank: Hopper's
+    matrix units read those of tiles that are not low there, and float32 numbers only with neighbours along k."""
+    if not problem.tf32 or problem.device.arch // 10 != HOPPER:
         return 0.0
     lengths = {"A": config.BLOCK_M, "B": config.BLOCK_N}
+    cost = _rounding if config.BLOCK_M < LOW_TILE else _second_write
     each = (
-        lengths[name] * _second_write(problem, name, number) for number, member in enumerate(problem.members)
-        for name, one in member.items() if name in operands and one.load is not None and one.dtype is torch.float32
+        lengths[name] * cost(problem, name, number) for number, member in enumerate(problem.members)
+        for name, one in member.items() if name in operands and one.dtype is torch.float32
     )  # fmt: skip
     return math.ceil(problem.size("k") / config.BLOCK_K) * config.BLOCK_K * sum(each)
 
 
+def _rounding(problem: Problem, name: str, number: int) -> float:
+    """Seconds of an SM for an element that becomes TF32 in the registers that it is multiplied out of."""
+    return 0.0 if by_tma(problem, problem.members[number][name]) else ROUNDED_LOW
+
+
 def _second_write(problem: Problem, name: str, number: int) -> float:
-    """Seconds of an SM for an element that is written to shared memory again."""
-    if problem.stride(name, "k", number) != 1:
-        return TURNED
-    return 0.0 if by_tma(problem, problem.members[number][name]) else ROUNDED
+    """Seconds of an SM for an element that is written to shared memory again. What a computed operand costs besides is known
+    by its operations (`_of_element`)."""
+    one = problem.members[number][name]
+    if one.load is not None:
+        return TURNED if problem.stride(name, "k", number) != 1 else 0.0 if by_tma(problem, one) else ROUNDED
+    tiles = (load.attr[1][0] for load in _tiles_of(problem, one))
+    return TURNED if any(_jumps(one, offset) for offset in tiles) else 0.0
+
+
+def _jumps(one: Input, offset: Expr) -> bool:
+    """Whether neighbours along k are apart in memory."""
+    loops = one.loops["k"]
+    return bool(loops) and ix.stride_of(offset, loops[-1]) != 1
 
 
 def streamed(problem: Problem, config: Config) -> float:

@@ -14,6 +14,7 @@ from torch import Tensor
 from kgen.ir.plan import Kernel
 from kgen.only import only
 from kgen.report.record import Record, recording
+from tests.scheduler.selection.test_safe_choices import planned
 from tests.slow import slow_but
 
 pytestmark = [pytest.mark.interpret, pytest.mark.cpu]
@@ -103,3 +104,14 @@ def test_on_a_cpu_the_engine_itself_shares_out_sums() -> None:
     [graph] = recorder.graphs
     assert isinstance(graph, Record)
     assert len(graph.plan.steps) == 1
+
+
+@pytest.mark.usefixtures("tf32")
+def test_parts_cost_what_their_operands_do() -> None:
+    """In TF32 the left operand is computed and turned over in shared memory; half as long in each of two parts."""
+
+    def gradient(g: Tensor, y: Tensor, x: Tensor) -> Tensor:
+        return torch.where(y > 0, g, 0.0).t() @ x
+
+    plan = planned(gradient, *(torch.empty(4096, n) for n in (1000, 1000, 784)))
+    assert not any(isinstance(step, Kernel) and step.contracts for step in plan.steps)
