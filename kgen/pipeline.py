@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import os
 from collections import Counter
 from collections.abc import Callable, Sequence
@@ -12,7 +11,6 @@ from functools import partial
 from typing import Any
 
 import torch
-from torch._logging._internal import trace_log
 from torch.fx import GraphModule
 
 from kgen import failures, lowering, only, unusable
@@ -45,6 +43,7 @@ from kgen.only import Only
 from kgen.rendered.gpu_kernel import TritonKernel
 from kgen.rendered.kernel_call import KernelCall, Rendered
 from kgen.report import debug, trace
+from kgen.report.asked import is_traced
 from kgen.report.record import RECORDERS, Record, record
 from kgen.scheduler import Options, StepChoices, chosen_problem, contraction_of, next_best, pack_operands
 from kgen.scheduler import schedule as make_schedule
@@ -101,11 +100,6 @@ def lower(gm: GraphModule, info: GraphInfo, config: Config) -> tuple[GraphModule
     if config.verify:
         verify.verify(graph, "lower")
     return gm, graph
-
-
-def is_traced() -> bool:
-    """Whether somebody keeps torch's structured trace, or listens to one of the loggers that say what it has."""
-    return bool(trace_log.handlers) or trace.FUSION.isEnabledFor(logging.INFO) or trace.OUTPUT_CODE.isEnabledFor(logging.DEBUG)
 
 
 def _without_switches(config: Config, info: GraphInfo) -> Config:

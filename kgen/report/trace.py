@@ -20,6 +20,7 @@ from torch._logging._internal import trace_structured
 
 from kgen.ir import nodes as ir
 from kgen.ir.printer import print_graph
+from kgen.report.asked import FUSION, OUTPUT_CODE
 
 if TYPE_CHECKING:
     from torch.fx import GraphModule
@@ -28,9 +29,7 @@ if TYPE_CHECKING:
     from kgen.capture.torch_adapter import GraphInfo
     from kgen.ir.plan import Schedule
 
-__all__ = ["FUSION", "OUTPUT_CODE", "code", "graph", "lowered", "scheduled"]
-
-FUSION, OUTPUT_CODE = (logging.getLogger(f"kgen.{name}") for name in ("fusion", "output_code"))
+__all__ = ["code", "graph", "lowered", "scheduled"]
 
 
 def graph(gm: GraphModule, info: GraphInfo) -> None:

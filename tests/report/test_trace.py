@@ -71,6 +71,26 @@ def check_trace(folder: Path) -> None:
     assert 'extern "C" int' in found["kgen_output_code"]
 
 
+def test_what_a_cache_has_is_shown_too(tmp_path: Path) -> None:
+    """A second process would find its graphs in the cache, and say nothing of them."""
+    cached = SCRIPT.replace('options={"cache": False}', "options={}")
+    own = {"KGEN_CACHE_DIR": str(tmp_path / "cache"), "TORCHINDUCTOR_CACHE_DIR": str(tmp_path / "aot")}
+    run(tmp_path, cached, **own)
+    text = run(tmp_path, cached, TORCH_LOGS="+kgen", TORCH_TRACE=str(tmp_path / "trace"), **own)
+    assert 'extern "C" int' in text
+    check_trace(tmp_path / "trace")
+    assert "kernels" in run(tmp_path, cached, TORCH_LOGS="kgen", **own)
+
+
+def test_a_program_that_logs_all_uses_the_cache(tmp_path: Path) -> None:
+    """A root logger at INFO has not asked for graphs."""
+    script = "import logging\nlogging.basicConfig(level=logging.INFO)\n" + SCRIPT.replace('{"cache": False}', "{}")
+    script += "import kgen\nlogging.info('traced: %d', kgen.coverage()['aot_traces'])\n"
+    own = {"KGEN_CACHE_DIR": str(tmp_path / "cache"), "TORCHINDUCTOR_CACHE_DIR": str(tmp_path / "aot")}
+    assert run(tmp_path, script, **own).endswith("traced: 1\n")
+    assert run(tmp_path, script, **own).endswith("traced: 0\n")
+
+
 def test_nothing_is_written_otherwise(tmp_path: Path) -> None:
     assert run(tmp_path) == ""
     assert [path.name for path in tmp_path.iterdir()] == ["script.py"]
