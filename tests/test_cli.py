@@ -368,6 +368,12 @@ def test_a_new_template_has_a_name_that_can_be_imported(folder, capsys):
     assert "'class' is no name of a module" in capsys.readouterr().err
 
 
+def test_a_template_of_a_file_here_that_was_not_imported(folder, capsys):
+    (folder / "my_gemm.py").write_text("")
+    assert main(["templates", "show", "my_gemm"]) == 1
+    assert "add --module my_gemm" in capsys.readouterr().err
+
+
 def test_a_new_template_in_cpp_is_right(folder, capsys, monkeypatch):
     monkeypatch.syspath_prepend(str(folder))
     assert main(["templates", "new", "my_norm", "--device", "cpu"]) == 0
@@ -376,6 +382,10 @@ def test_a_new_template_in_cpp_is_right(folder, capsys, monkeypatch):
         asked = ["--only", "size 'n=53'", "--only", "'gelu' of (float32", "--configs", "1"]
         assert main(["templates", "check", "my_norm", "--module", "my_norm", *asked]) == 0
         assert "2 passed, 0 failed" in capsys.readouterr().out
+        assert main(["templates", "check", "my_norm", "--module", "my_norm", "--only", "size 'q="]) == 1
+        assert 'no problem has "size \'q=" in its text' in capsys.readouterr().err
+        assert main(["templates", "show", "my_norm"]) == 0
+        assert "derives from" not in capsys.readouterr().out, "the base class's own text"
     finally:
         registry.remove("my_norm")
         sys.modules.pop("my_norm", None)
