@@ -304,7 +304,7 @@ def build(work: tuple[GraphModule, Schedule, UnitPlan], info: GraphInfo, config:
     gm, plan, units = work
     if is_traced():
         trace.code(units, info)
-    assembled = assemble(plan, units.calls, config.gpu_interpreter)
+    assembled = assemble(plan, units.calls, config.gpu_interpreter, config.profile_kernels)
     if info.role == "backward":
         assembled = replace(assembled, program=accept_saved(assembled.program))
     if config.poison:
