@@ -151,7 +151,9 @@ def test_a_kernels_region_says_what_it_is_of() -> None:
     with torch.no_grad(), profile(activities=[ProfilerActivity.CPU]) as found:
         compiled(torch.randn(8, 8))
     names = [event.name for event in found.events() if re.match(r"k\d+_", event.name)]
-    assert [bool(re.match(r"k0_addmm\w* in up at test_trace\.py:\d+ return torch\.relu", name)) for name in names] == [True], names
+    assert [bool(re.match(r"k0_addmm\w* in up at test_trace\.py:\d+ return torch\.relu", name)) for name in names] == [True], (
+        names
+    )
 
 
 def test_forward_and_backward_are_told_apart() -> None:
