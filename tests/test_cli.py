@@ -428,6 +428,8 @@ def test_other_shells_get_every_command(capsys):
         (["templates", "lst"], "did you mean 'list'"),
         (["completion", "fishh"], "did you mean 'fish'"),
         (["doctor", "--jsn"], "did you mean '--json'"),
+        (["--vresion"], "did you mean '--version'"),
+        (["--jsn"], "unrecognized arguments: --jsn"),
         (["bisect", "a.py", "--trials", "0"], "no number from 1 on"),
         (["bisect", "a.py", "--seconds", "nan"], "no number of seconds"),
         (["templates", "check", "cpp_matmul", "--configs", "x"], "no number from 1 on"),
@@ -439,6 +441,22 @@ def test_wrong_use_says_what_is_like_it(capsys, line, text):
         parse(line)
     assert end.value.code == 2
     assert text in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("line", "same"),
+    [
+        ("--json doctor", "doctor --json"),
+        ("--top 3 explain a.py", "explain a.py --top 3"),
+        ("--kind tuning cache list", "cache list --kind tuning"),
+        ("cache --kind tuning list", "cache list --kind tuning"),
+        ("explain a.py templates list", "explain a.py -- templates list"),
+    ],
+)
+def test_flags_may_be_in_front(line, same):
+    drop = ("parser",)
+    found, wanted = ({k: v for k, v in vars(parse(text.split())).items() if k not in drop} for text in (line, same))
+    assert found == wanted
 
 
 def test_a_misspelled_flag_before_a_script_is_noted(capsys):

@@ -43,11 +43,26 @@ model = kgen.compile(torch.nn.Linear(2, 3), mode="max-autotune", options={"numer
 with kgen.config.override(numerics="eager", fallback=["aten.mm"]), kgen.require_fused("aten.mm", "aten.relu"):
     report = kgen.explain(model, torch.ones(1, 2))
 moved: int = report.bytes_moved
+
+
+@kgen.compile(mode="default")
+def doubled(x: torch.Tensor) -> torch.Tensor:
+    return x * 2
+
+
+@kgen.control_flow
+def halved(x: torch.Tensor) -> torch.Tensor:
+    return x / 2
+
+
+wide: int = kgen.compile(torch.nn.Linear(2, 3)).out_features
+result_of_call: torch.Tensor = halved(doubled(torch.ones(2)))
 names: list[str] = [one.name for one in kgen.list_options()]
 """
 # A line of wrong code, and a word of the error, or its code.
 WRONG = {
     'kgen.compile(f, mode="fastest")': "arg-type",
+    "kgen.compile(f)(3)": "arg-type",
     'kgen.compile(f, options={"fuse": True})': 'expected "Options',
     'kgen.compile(f, options={"numerics": "exact"})': "expected",
     "kgen.config.override(fusoin=False)": "call-arg",
