@@ -84,6 +84,8 @@ def control_flow(function: Callable[..., Any] | None = None, **options: Any) -> 
     `options` are those of `kgen.compile`. Inside another compiled function it is part of that one's graph.
 
     Raises NoSource and NotConvertible, the latter with the source line, when it is decorated or first called."""
+    if function is None:
+        return compile(control_flow=True, **options)
     return compile(function, control_flow=True, **options)
 
 

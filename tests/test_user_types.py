@@ -61,10 +61,11 @@ names: list[str] = [one.name for one in kgen.list_options()]
 """
 # A line of wrong code, and a word of the error, or its code.
 WRONG = {
-    'kgen.compile(f, mode="fastest")': "arg-type",
+    'kgen.compile(f, mode="fastest")': "call-overload",
     "kgen.compile(f)(3)": "arg-type",
-    'kgen.compile(f, options={"fuse": True})': 'expected "Options',
-    'kgen.compile(f, options={"numerics": "exact"})': "expected",
+    'kgen.compile(f, options={"fuse": True})': "call-overload",
+    'kgen.compile(f, options={"numerics": "exact"})': "call-overload",
+    'options: kgen.config.Options = {"fuse": True}': 'for TypedDict "Options"',
     "kgen.config.override(fusoin=False)": "call-arg",
     'kgen.config.override(fusion="no")': "arg-type",
     "kgen.config.fusion = False": "attr-defined",
