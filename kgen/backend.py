@@ -29,7 +29,6 @@ from kgen.capture.shared_storages import SameStorages, may_write, shared_views
 from kgen.capture.torch_adapter import GraphInfo, Snapshot, copied_graph
 from kgen.config import Config
 from kgen.failures import Attempt
-from kgen.report.asked import is_asked_for, is_traced
 from kgen.templates import registry
 from kgen.tuning.store import stores
 from kgen.verdict import DEMANDS, REFUSED
@@ -370,7 +369,7 @@ def _calls_bodies(gm: GraphModule) -> bool:
 def _is_cached(config: Config, verdicts: Sequence[Verdict], segmented: bool) -> bool:
     """Whether AOTAutograd may keep the graph. What calls a body is not kept, and need not be looked for. A demand is about what
     is compiled now: a graph that was kept has not heard of it."""
-    if not config.cache or config.debug or is_asked_for() or only.current() is not None or DEMANDS.get():
+    if not config.cache or config.debug or torch_adapter.is_asked_for() or only.current() is not None or DEMANDS.get():
         return False
     from kgen.verdict import Outcome  # noqa: PLC0415  a rewrite has loaded it, if there was one
 
@@ -419,7 +418,7 @@ class Passes:
         if self.config.tuning == "background" and not self.failures:
             from kgen.background import improving  # noqa: PLC0415  only where it is asked for
 
-            return improving(gm, info, self.config, compile_again, is_traced)
+            return improving(gm, info, self.config, compile_again, torch_adapter.is_traced)
         return compile_again(gm, info, self.config, self.failures)
 
 

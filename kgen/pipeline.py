@@ -43,7 +43,6 @@ from kgen.only import Only
 from kgen.rendered.gpu_kernel import TritonKernel
 from kgen.rendered.kernel_call import KernelCall, Rendered
 from kgen.report import debug, trace
-from kgen.report.asked import is_traced
 from kgen.report.record import RECORDERS, Record, record
 from kgen.scheduler import Options, StepChoices, chosen_problem, contraction_of, next_best, pack_operands
 from kgen.scheduler import schedule as make_schedule
@@ -60,7 +59,7 @@ def reinplace(gm: GraphModule, info: GraphInfo, config: Config) -> GraphModule:
     """Turns functional copies into in-place writes where the old value is dead, and drops repeated calls."""
     if torch_adapter.uses_cuda(gm):
         triton.prestart()  # it starts up while this process lowers and schedules
-    if is_traced():
+    if torch_adapter.is_traced():
         trace.graph(gm, info)
     if config.debug:
         debug.write_graph(gm, info, config)
@@ -93,7 +92,7 @@ def lower(gm: GraphModule, info: GraphInfo, config: Config) -> tuple[GraphModule
     graph = lowering.lower(gm, context)
     graph.paths = paths
     graph = trace_origins(gm, graph)
-    if is_traced():
+    if torch_adapter.is_traced():
         trace.lowered(graph, info)
     if config.debug:
         debug.write_lowered(graph, info, config)
@@ -207,7 +206,7 @@ def schedule(work: tuple[GraphModule, ir.Graph], info: GraphInfo, config: Config
         plan.verdicts.append(Verdict(one.choice.template, one.choice.knobs, Outcome.DROPPED, reason, detail=one.why))
     if info.failures:
         plan.verdicts += failures.verdicts(info.failures)
-    if is_traced():
+    if torch_adapter.is_traced():
         trace.scheduled(plan, info)
     if config.debug:
         debug.write_schedule(plan, info, config)
@@ -302,7 +301,7 @@ def _unfit_after(plan: Schedule, info: GraphInfo, config: Config, failed: Launch
 def build(work: tuple[GraphModule, Schedule, UnitPlan], info: GraphInfo, config: Config) -> HostGraph:
     """Units to machine code, and the host program that calls them."""
     gm, plan, units = work
-    if is_traced():
+    if torch_adapter.is_traced():
         trace.code(units, info)
     assembled = assemble(plan, units.calls, config.gpu_interpreter, config.profile_kernels)
     if info.role == "backward":

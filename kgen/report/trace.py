@@ -20,7 +20,6 @@ from torch._logging._internal import trace_structured
 
 from kgen.ir import nodes as ir
 from kgen.ir.printer import print_graph
-from kgen.report.asked import FUSION, OUTPUT_CODE
 
 if TYPE_CHECKING:
     from torch.fx import GraphModule
@@ -30,6 +29,8 @@ if TYPE_CHECKING:
     from kgen.ir.plan import Schedule
 
 __all__ = ["code", "graph", "lowered", "scheduled"]
+
+FUSION, OUTPUT_CODE = (logging.getLogger(f"kgen.{name}") for name in ("fusion", "output_code"))
 
 
 def graph(gm: GraphModule, info: GraphInfo) -> None:
