@@ -1,7 +1,7 @@
 # The verbs of development; CI runs the same ones. Each does whatever set-up it needs, once.
 .DELETE_ON_ERROR:
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-full test-gpu opinfo models fuzz fuzz-gpu fuzz-gpu-attention fuzz-programs fuzz-gpu-programs bench bench-gpu ablation docs screenshots lint format clean tree
+.PHONY: help setup demo test test-full test-gpu test-use opinfo models fuzz fuzz-gpu fuzz-gpu-attention fuzz-programs fuzz-gpu-programs bench bench-gpu ablation docs screenshots lint format clean tree
 
 PYTHON ?= python3
 VENV := .venv
@@ -29,6 +29,7 @@ help:
 	@echo "make demo       compile and train a small GPT: checked against eager, timed against eager and Inductor (DEMO_ARGS='--size full')"
 	@echo "make test       the fast tests (what CI runs)"
 	@echo "make test-full  all tests this machine can run"
+	@echo "make test-use   what people meet: an install in an empty environment, type checkers, pages in a browser, the site"
 	@echo "make test-gpu   the tests that need a GPU (SHARD=1/4: the first of four parts)"
 	@echo "make fuzz       property tests with many more examples (FUZZ_EXAMPLES=$(FUZZ_EXAMPLES))"
 	@echo "make fuzz-gpu   contractions by every candidate kernel on a GPU, against float64 (SHARD=1/4, FUZZ_MINUTES=9, FUZZ_ARGS=...)"
@@ -65,6 +66,10 @@ test: $(STAMP)
 
 test-full: $(STAMP)
 	$(PYTEST) tests
+
+test-use: $(STAMP) docs
+	$(BIN)/python -m tools.check_install
+	$(BIN)/python -m pytest -q -p no:benchmark tests/test_user_types.py tests/report/test_page.py -k "pyright or snippet or right_code or browser"
 
 test-gpu: $(STAMP)
 	$(PYTEST) -m gpu --shard $(SHARD) tests

@@ -112,7 +112,7 @@ if not TYPE_CHECKING:  # to a type checker, a module with this function has ever
 
     def __getattr__(name: str) -> Any:
         if name not in _PUBLIC:
-            raise AttributeError(f"module 'kgen' has no attribute {name!r}")
+            raise AttributeError(f"module 'kgen' has no attribute {name!r}", name=name, obj=sys.modules[__name__])
         module, _, attribute = _PUBLIC[name].partition(":")
         found = importlib.import_module(module)
         return getattr(found, attribute) if attribute else found

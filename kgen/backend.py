@@ -369,7 +369,7 @@ def _calls_bodies(gm: GraphModule) -> bool:
 def _is_cached(config: Config, verdicts: Sequence[Verdict], segmented: bool) -> bool:
     """Whether AOTAutograd may keep the graph. What calls a body is not kept, and need not be looked for. A demand is about what
     is compiled now: a graph that was kept has not heard of it."""
-    if not config.cache or config.debug or only.current() is not None or DEMANDS.get():
+    if not config.cache or config.debug or torch_adapter.is_asked_for() or only.current() is not None or DEMANDS.get():
         return False
     from kgen.verdict import Outcome  # noqa: PLC0415  a rewrite has loaded it, if there was one
 
@@ -417,9 +417,8 @@ class Passes:
             gm = self.attempt(split_sums, gm, gm)
         if self.config.tuning == "background" and not self.failures:
             from kgen.background import improving  # noqa: PLC0415  only where it is asked for
-            from kgen.pipeline import is_traced  # noqa: PLC0415
 
-            return improving(gm, info, self.config, compile_again, is_traced)
+            return improving(gm, info, self.config, compile_again, torch_adapter.is_traced)
         return compile_again(gm, info, self.config, self.failures)
 
 

@@ -40,8 +40,8 @@ if sys.platform != "linux":  # no fcntl, no /proc, another compiler: say so befo
 import fcntl
 
 __all__ = [
-    "Entry", "adopt", "cache_dir", "clear", "drop", "find", "get", "list_entries", "lock", "locked", "path", "put", "put_file",
-    "scratch", "share", "stable_hash", "stats",
+    "Entry", "adopt", "cache_dir", "clear", "drop", "find", "free_bytes", "get", "has_space", "list_entries", "lock", "locked",
+    "path", "put", "put_file", "scratch", "share", "stable_hash", "stats",
 ]  # fmt: skip
 
 _VERSION = "v1"
@@ -78,8 +78,11 @@ def _root() -> Path:
 
 
 _usable: set[Path] = set()
-_instead: dict[Path, tempfile.TemporaryDirectory[str]] = {}  # of a folder that may only be read: where new entries go
-_READ_ONLY = (errno.EROFS, errno.EACCES, errno.EPERM)
+# Of a folder that may only be read, or whose disk is full: where new entries go.
+_instead: dict[Path, tempfile.TemporaryDirectory[str]] = {}
+_READ_ONLY = (errno.EROFS, errno.EACCES, errno.EPERM, errno.ENOSPC, errno.EDQUOT)
+# The precompiled header has 50 MB, and compilers write beside it.
+_LEAST_FREE = 64 << 20
 
 
 def _folder_to_write() -> Path:
@@ -87,13 +90,38 @@ def _folder_to_write() -> Path:
     root = _root()
     if root not in _instead:
         try:
-            return cache_dir()
+            root = cache_dir()
+            _require_space(root)
+            return root
         except CacheNotWritable as error:
             if getattr(error.__cause__, "errno", None) not in _READ_ONLY:
                 raise
-            _instead[root] = tempfile.TemporaryDirectory(prefix="kgen-cache-", ignore_cleanup_errors=True)
-            warnings.warn(f"kgen: {error}\n  until then, what is built is lost with the process", RuntimeWarning, stacklevel=3)
+            with _verified_lock:  # several threads build
+                if root not in _instead:
+                    _instead[root] = tempfile.TemporaryDirectory(prefix="kgen-cache-", ignore_cleanup_errors=True)
+                    text = f"kgen: {error}\n  until then, what is built is lost with the process"
+                    warnings.warn(text, RuntimeWarning, stacklevel=3)
     return Path(_instead[root].name)
+
+
+def _require_space(root: Path) -> None:
+    """Raises CacheNotWritable where the folder's disk is nearly full, and the one of temporary files is not."""
+    left = free_bytes(root)
+    if left < _LEAST_FREE <= free_bytes(Path(tempfile.gettempdir())):
+        full = OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        cause = f"{left / 1e6:.0f} MB are free, and kgen needs {_LEAST_FREE / 1e6:.0f}"
+        raise CacheNotWritable(path=root.parent, cause=cause) from full
+
+
+def free_bytes(folder: Path) -> int:
+    """What may still be written to the folder's disk."""
+    found = os.statvfs(folder)
+    return found.f_bavail * found.f_frsize
+
+
+def has_space() -> bool:
+    """Whether what kgen builds has room on the cache's disk."""
+    return free_bytes(cache_dir()) >= _LEAST_FREE
 
 
 def _place(kind: str, key: str, suffix: str = "") -> Path:

@@ -33,9 +33,19 @@ class Parser(argparse.ArgumentParser):
                 action, f"there is no {value!r}; {_near(str(value), valid)}use one of: {', '.join(valid)}"
             )
 
+    @property
+    def flags(self) -> list[str]:
+        return list(self._option_string_actions)
+
+    @property
+    def commands(self) -> dict[str, Parser]:
+        """Commands, or the actions of one."""
+        found = (action for action in self._actions if isinstance(action, argparse._SubParsersAction))
+        return next((action.choices for action in found), {})
+
     def nearest(self, unknown: Sequence[str]) -> str:
         """A question about the first of some flags that is like one of this command's; empty where none is."""
-        flags = [flag for flag in self._option_string_actions if flag.startswith("--")]
+        flags = [flag for flag in self.flags if flag.startswith("--")]
         return next(filter(None, (_near(one.partition("=")[0], flags).strip() for one in unknown if one.startswith("--"))), "")
 
 
@@ -70,7 +80,11 @@ def parse(arguments: Sequence[str]) -> argparse.Namespace:
     Raises SystemExit, as argparse does."""
     given = list(arguments)
     end = given.index("--") if "--" in given else len(given)
-    options, unknown = _parser().parse_known_args(given[:end])
+    parser = _parser()
+    words = _ordered(parser, given[:end])
+    if words and words[0].startswith("--") and words[0] not in parser.flags:
+        parser.error(" ".join(["unrecognized arguments:", words[0], parser.nearest(words[:1])]).strip())
+    options, unknown = parser.parse_known_args(words)
     own = [*unknown, *given[end + 1 :]]
     if own and not options.takes_script:
         question = options.parser.nearest(own)
@@ -82,6 +96,15 @@ def parse(arguments: Sequence[str]) -> argparse.Namespace:
         print(note, file=sys.stderr)
     options.arguments = own
     return options
+
+
+def _ordered(parser: Parser, words: list[str]) -> list[str]:
+    """The words with a command, and its action, in front of their flags."""
+    known = parser.commands
+    at = next((k for k, word in enumerate(words) if word in known), None)
+    if at is None or words[0] in parser.flags or not (at == 0 or words[0].startswith("-")):
+        return words
+    return [words[at], *_ordered(known[words[at]], [*words[:at], *words[at + 1 :]])]
 
 
 def _parser() -> Parser:

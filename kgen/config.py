@@ -347,7 +347,7 @@ def _checked_value(name: str, value: Any) -> Any:
     if name in option_names.OF_INDUCTOR:  # a switch would have kgen's name by now
         raise errors.BadOptionValue(option=name, value=value, expected="give True or False")
     if name not in _FIELDS:
-        near = option_names.near(name, (*_FIELDS, *option_names.OF_INDUCTOR))
+        near = option_names.instead(name, (*_FIELDS, *option_names.OF_INDUCTOR))
         raise errors.UnknownOption(option=name, near=near, valid=", ".join(sorted(_FIELDS)))
     if name == "mode" and value not in MODES:
         raise errors.UnknownMode(mode=value, near=option_names.near(str(value), MODES), valid=", ".join(MODES))

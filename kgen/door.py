@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import types
 from collections.abc import Callable
-from typing import Any, cast
+from typing import Any, TypeVar, cast, overload
 
 import torch
 
@@ -16,6 +16,33 @@ from kgen.build import cpp
 from kgen.imperative.problems import FOUND, OPEN
 
 __all__ = ["compile", "control_flow"]
+
+
+# A function, a method or a module; what is compiled is called as it is, and editors know so.
+Model = TypeVar("Model", bound=Callable[..., Any])
+
+
+@overload
+def compile(  # noqa: A001
+    model: Model,
+    *,
+    mode: configuration.Mode | None = None,
+    options: configuration.Options | None = None,
+    dynamic: bool | None = None,
+    fullgraph: bool | None = None,
+    control_flow: bool = False,
+) -> Model: ...
+
+
+@overload
+def compile(  # noqa: A001
+    *,
+    mode: configuration.Mode | None = None,
+    options: configuration.Options | None = None,
+    dynamic: bool | None = None,
+    fullgraph: bool | None = None,
+    control_flow: bool = False,
+) -> Callable[[Model], Model]: ...
 
 
 def compile(  # noqa: A001
@@ -43,12 +70,22 @@ def compile(  # noqa: A001
     return door if model is None else door(cast("Any", model))
 
 
+@overload
+def control_flow(function: Model, **options: Any) -> Model: ...
+
+
+@overload
+def control_flow(**options: Any) -> Callable[[Model], Model]: ...
+
+
 def control_flow(function: Callable[..., Any] | None = None, **options: Any) -> Any:
     """The function, compiled with the loops and branches that its tensors decide. Without `function`, a decorator.
 
     `options` are those of `kgen.compile`. Inside another compiled function it is part of that one's graph.
 
     Raises NoSource and NotConvertible, the latter with the source line, when it is decorated or first called."""
+    if function is None:
+        return compile(control_flow=True, **options)
     return compile(function, control_flow=True, **options)
 
 

@@ -97,6 +97,10 @@ class FallbackWarning(RuntimeWarning):
     """kgen could not compile a part of a graph: PyTorch's operators run instead."""
 
 
+class NothingCompiledWarning(RuntimeWarning):
+    """`require_fused` or `forbid_fused` saw no graph: nothing was compiled inside."""
+
+
 class KernelBuildFailed(InternalError):
     template = "the C++ compiler failed on kernel {kernel} ({how}); the source is kept at {source}\n{output}"
     hint = "run the command yourself to see all of its output: {command}"

@@ -7,7 +7,7 @@ import warnings
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-__all__ = ["near", "of_inductor", "present"]
+__all__ = ["instead", "near", "of_inductor", "present"]
 
 # Old names of options. They work for one release.
 _RENAMED = {"operand_copies": "operand_padding", "siblings": "horizontal_fusion"}
@@ -18,14 +18,27 @@ _SWITCHES: dict[str, tuple[str, Any, Any]] = {
     "force_disable_caches": ("cache", False, None),
     "fx_graph_cache": ("cache", None, False),
     "shape_padding": ("operand_padding", True, False),
+    "prologue_fusion": ("prologues", True, False),
 }
 # Those that choose a mode: whether candidates are measured, and whether CUDA graphs are recorded.
-_MEASURES = ("max_autotune", "max_autotune_gemm")
+_MEASURES = ("max_autotune", "max_autotune_gemm", "max_autotune_pointwise")
 _GRAPHS = "triton.cudagraphs"
 _MODES = {
     (False, False): "default", (False, True): "reduce-overhead",
     (True, False): "max-autotune-no-cudagraphs", (True, True): "max-autotune",
 }  # fmt: skip
+# Those that nothing of kgen's is the same as, and what to do instead.
+_INSTEAD = {
+    "epilogue_fusion": "kgen always fuses what follows a matmul, and 'fusion' switches all of fusion; leave it out",
+    "coordinate_descent_tuning": "mode='max-autotune' measures loops and tiles of every kernel; leave it out",
+    "combo_kernels": "independent kernels share a launch unless 'horizontal_fusion' is False; leave it out",
+    "cpp_wrapper": "a graph is one native call in any case; leave it out",
+    "triton.cudagraph_trees": "mode='reduce-overhead' records CUDA graphs; leave it out",
+    "triton.unique_kernel_names": "kernels are called by their operators in any case; leave it out",
+    "trace.enabled": "give 'debug' a folder, or run `kgen explain script.py`",
+    "trace.graph_diagram": "`kgen explain script.py --html out.html` draws the graph",
+    "fallback_random": "random numbers are kgen's own, equal on CPUs and GPUs; leave it out",
+}
 RENAMED = frozenset(_RENAMED)
 OF_INDUCTOR = frozenset({*_SWITCHES, *_MEASURES, _GRAPHS})
 
@@ -34,6 +47,11 @@ def near(name: str, valid: Iterable[str]) -> str:
     """``did you mean 'fusion'? `` where a valid name is like this one; nothing otherwise."""
     found = difflib.get_close_matches(name, [*valid], n=1)
     return f"did you mean {found[0]!r}? " if found else ""
+
+
+def instead(name: str, valid: Iterable[str]) -> str:
+    """What to do with an unknown option: of Inductor's, what kgen has in its place; else the name that is like it."""
+    return f"{_INSTEAD[name]}. Otherwise " if name in _INSTEAD else near(name, valid)
 
 
 def present(values: Mapping[str, Any]) -> dict[str, Any]:

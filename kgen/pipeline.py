@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import os
 from collections import Counter
 from collections.abc import Callable, Sequence
@@ -12,7 +11,6 @@ from functools import partial
 from typing import Any
 
 import torch
-from torch._logging._internal import trace_log
 from torch.fx import GraphModule
 
 from kgen import failures, lowering, only, unusable
@@ -61,7 +59,7 @@ def reinplace(gm: GraphModule, info: GraphInfo, config: Config) -> GraphModule:
     """Turns functional copies into in-place writes where the old value is dead, and drops repeated calls."""
     if torch_adapter.uses_cuda(gm):
         triton.prestart()  # it starts up while this process lowers and schedules
-    if is_traced():
+    if torch_adapter.is_traced():
         trace.graph(gm, info)
     if config.debug:
         debug.write_graph(gm, info, config)
@@ -94,18 +92,13 @@ def lower(gm: GraphModule, info: GraphInfo, config: Config) -> tuple[GraphModule
     graph = lowering.lower(gm, context)
     graph.paths = paths
     graph = trace_origins(gm, graph)
-    if is_traced():
+    if torch_adapter.is_traced():
         trace.lowered(graph, info)
     if config.debug:
         debug.write_lowered(graph, info, config)
     if config.verify:
         verify.verify(graph, "lower")
     return gm, graph
-
-
-def is_traced() -> bool:
-    """Whether somebody keeps torch's structured trace, or listens to one of the loggers that say what it has."""
-    return bool(trace_log.handlers) or trace.FUSION.isEnabledFor(logging.INFO) or trace.OUTPUT_CODE.isEnabledFor(logging.DEBUG)
 
 
 def _without_switches(config: Config, info: GraphInfo) -> Config:
@@ -213,7 +206,7 @@ def schedule(work: tuple[GraphModule, ir.Graph], info: GraphInfo, config: Config
         plan.verdicts.append(Verdict(one.choice.template, one.choice.knobs, Outcome.DROPPED, reason, detail=one.why))
     if info.failures:
         plan.verdicts += failures.verdicts(info.failures)
-    if is_traced():
+    if torch_adapter.is_traced():
         trace.scheduled(plan, info)
     if config.debug:
         debug.write_schedule(plan, info, config)
@@ -308,9 +301,9 @@ def _unfit_after(plan: Schedule, info: GraphInfo, config: Config, failed: Launch
 def build(work: tuple[GraphModule, Schedule, UnitPlan], info: GraphInfo, config: Config) -> HostGraph:
     """Units to machine code, and the host program that calls them."""
     gm, plan, units = work
-    if is_traced():
+    if torch_adapter.is_traced():
         trace.code(units, info)
-    assembled = assemble(plan, units.calls, config.gpu_interpreter)
+    assembled = assemble(plan, units.calls, config.gpu_interpreter, config.profile_kernels)
     if info.role == "backward":
         assembled = replace(assembled, program=accept_saved(assembled.program))
     if config.poison:

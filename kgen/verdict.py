@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
@@ -402,13 +403,20 @@ class FusionDemand:
 
     def check(self) -> None:
         """Raises NothingNamed where the graphs had no call of a name. To forbid what does not occur asks for nothing, but one
-        call that is not there was meant to be another one."""
+        call that is not there was meant to be another one. Warns where there were no graphs: steps of a loop may each stand
+        under a demand, but whoever asks about a function that was compiled before learns nothing."""
+        if not self.seen.graphs:
+            warnings.warn(NOTHING_COMPILED.format(door=self.door), errors.NothingCompiledWarning, stacklevel=5)
         for text in (self.producer, self.consumer):
             if self.seen.graphs and text not in self.seen.found and (self.wanted or call_name(text).is_instance):
                 known = [one for one in self.seen.calls if one.startswith(f"{call_name(text).operator}#")]
                 raise errors.NothingNamed(where=self.door, name=text, known=_listed(known) or "another operator")
 
 
+NOTHING_COMPILED = (
+    "kgen: {door} has looked at nothing, for no graph was compiled inside. What was compiled before is not looked at again:"
+    " enter the block before the first call, or call torch._dynamo.reset()"
+)
 # Calls that an error lists.
 _LISTED = 8
 

@@ -16,12 +16,28 @@ Author = TypeVar("Author")
 
 
 def guarded(author: Author, base: type, template: str) -> Author:
-    """The author's object, whose methods of `base` raise BadTemplate in place of what they come to."""
+    """The author's object, whose methods of `base` raise BadTemplate in place of what they come to. Raises it now where one
+    cannot be called as that of `base` is."""
     kind = type(author)
     for name, default in vars(base).items():
         if callable(default) and not name.startswith("_") and getattr(kind, name) is not default:
-            setattr(author, name, _guarded(getattr(author, name), template))
+            method = getattr(author, name)
+            if inspect.isroutine(method):  # what is none has another error
+                _check_parameters(method, default, template)
+            setattr(author, name, _guarded(method, template))
     return author
+
+
+def _check_parameters(method: Callable[..., Any], default: Callable[..., Any], template: str) -> None:
+    given = list(inspect.signature(default).parameters)[1:]
+    try:
+        inspect.signature(method).bind(*given)
+    except TypeError as error:
+        code = inspect.unwrap(method).__code__
+        problem = f"{method.__name__} is called with ({', '.join(given)}): {error}"
+        raise errors.BadTemplate(
+            f"{code.co_filename}, line {code.co_firstlineno}", template=template, problem=problem
+        ) from None
 
 
 def _guarded(method: Callable[..., Any], template: str) -> Callable[..., Any]:

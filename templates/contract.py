@@ -23,7 +23,7 @@ import difflib
 import itertools
 from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal, TypeVar
 
@@ -263,7 +263,7 @@ class Template:
         Raises BadTemplate where another package's template offers none, or no knobs of its own: it would never run, and nobody
         would know why."""
         found = set[Config]()
-        for one in self.author.configs(problem):
+        for one in self._offered(problem):
             config = one if isinstance(one, Config) else self._named(one)
             if config not in found:
                 found.add(config)
@@ -271,10 +271,22 @@ class Template:
         if not found and not registry.is_built_in(self):
             raise self._bad("configs", "configs offers none for a problem that refuse takes")
 
+    def _offered(self, problem: Problem) -> Iterable[Config | Mapping[str, int]]:
+        offered = self.author.configs(problem)
+        if not isinstance(offered, Iterable):
+            raise self._bad("configs", f"configs returns {offered!r}, where it gives dicts of knobs")
+        return offered
+
     def _named(self, values: Mapping[str, int]) -> Config:
+        if not isinstance(values, Mapping):
+            raise self._bad("configs", f"configs gives {values!r}, where each is a dict of knobs")
         unknown = sorted(values.keys() - self.knobs.keys())
         if unknown:
             raise self._bad("configs", f"a configuration names {unknown}, which are no knobs")
+        if not registry.is_built_in(self):
+            chosen = {name: Knob((value,)) for name, value in values.items()}
+            check_values(chosen, partial(self._bad, "configs"))
+            _check_blocks(chosen, self.device, self.author.language, partial(self._bad, "configs"))
         return self.config(**values)
 
     def combinations(self) -> Iterator[Config]:
@@ -289,7 +301,10 @@ class Template:
         return Config(tuple((name, values.get(name, k.values[0])) for name, k in self.knobs.items()))
 
     def resources(self, problem: Problem, config: Config) -> Resources:
-        return self.author.resources(problem, config)
+        found = self.author.resources(problem, config)
+        if not isinstance(found, Resources):
+            raise self._bad("resources", f"resources returns {found!r}, where it returns kgen.Resources(...)")
+        return found
 
     @property
     def is_calibrated(self) -> bool:
@@ -552,9 +567,11 @@ def _check_source(
     used = set(jinja2.meta.find_undeclared_variables(syntax))
     rendered = used | {node.attr for node in syntax.find_all(jinja2.nodes.Getattr)}  # a slot may be that of a part
     _check_head(syntax, path, fail)
+    unknown = sorted(used - {*operands, *results, *names, *own} - GIVEN)
     for slot in operands:
         if slot not in rendered:
-            raise fail(f"{path.name} never renders the slot {slot}")
+            meant = f", but {', '.join(unknown)}: no slot, no knob and no axis" if unknown else ""
+            raise fail(f"{path.name} never renders the slot {slot}{meant}")
     for name in own:
         if name not in rendered:
             raise fail(f"{path.name} never uses {name}")
@@ -566,7 +583,6 @@ def _check_source(
         raise fail(f"{path.name} never renders the slot {results[0]}")
     if len(stored) > 1:
         raise fail(f"{path.name} renders {' and '.join(stored)}: one of them stores all results, 'first second'")
-    unknown = sorted(used - {*operands, *results, *names, *own} - GIVEN)
     if unknown:
         line = next(node.lineno for node in syntax.find_all(jinja2.nodes.Name) if node.name == unknown[0])
         raise fail(f"{path.name} uses {', '.join(unknown)}: no slot, no knob and no axis", f"{path}, line {line}")

@@ -9,6 +9,7 @@ import os
 import subprocess
 import sys
 import warnings
+from contextlib import nullcontext
 from pathlib import Path
 
 import pytest
@@ -76,6 +77,21 @@ def test_a_folder_that_may_only_be_read_serves_what_it_has(monkeypatch, folder):
     assert cache.get("graph", "new") == b"more"
     assert cache.get("graph", "old") == b"data"
     assert sorted(folder.rglob("*")) == before
+
+
+@pytest.mark.parametrize("full", [False, True])
+def test_a_full_disk_is_no_error(monkeypatch, folder, full):
+    """A compilation that found no room for a header ended the program."""
+    cache.put("graph", "old", b"data")
+    monkeypatch.setattr(cache, "_instead", {})
+    monkeypatch.setattr(cache, "free_bytes", lambda where: 5_000_000 if full and where == folder / "v1" else 1 << 40)
+    before = sorted(folder.rglob("*"))
+    with pytest.warns(RuntimeWarning, match=r"5 MB are free.*\n.*KGEN_CACHE_DIR") if full else nullcontext():
+        cache.put("graph", "new", b"more")
+    with cache.scratch("made") as made:
+        assert made.is_relative_to(folder) != full
+    assert (sorted(folder.rglob("*")) == before) == full
+    assert (cache.get("graph", "old"), cache.get("graph", "new")) == (b"data", b"more")
 
 
 @pytest.mark.parametrize("damage", ["truncate", "empty", "flip", "append"])

@@ -368,6 +368,12 @@ def test_a_new_template_has_a_name_that_can_be_imported(folder, capsys):
     assert "'class' is no name of a module" in capsys.readouterr().err
 
 
+def test_a_template_of_a_file_here_that_was_not_imported(folder, capsys):
+    (folder / "my_gemm.py").write_text("")
+    assert main(["templates", "show", "my_gemm"]) == 1
+    assert "add --module my_gemm" in capsys.readouterr().err
+
+
 def test_a_new_template_in_cpp_is_right(folder, capsys, monkeypatch):
     monkeypatch.syspath_prepend(str(folder))
     assert main(["templates", "new", "my_norm", "--device", "cpu"]) == 0
@@ -376,6 +382,10 @@ def test_a_new_template_in_cpp_is_right(folder, capsys, monkeypatch):
         asked = ["--only", "size 'n=53'", "--only", "'gelu' of (float32", "--configs", "1"]
         assert main(["templates", "check", "my_norm", "--module", "my_norm", *asked]) == 0
         assert "2 passed, 0 failed" in capsys.readouterr().out
+        assert main(["templates", "check", "my_norm", "--module", "my_norm", "--only", "size 'q="]) == 1
+        assert 'no problem has "size \'q=" in its text' in capsys.readouterr().err
+        assert main(["templates", "show", "my_norm"]) == 0
+        assert "derives from" not in capsys.readouterr().out, "the base class's own text"
     finally:
         registry.remove("my_norm")
         sys.modules.pop("my_norm", None)
@@ -418,6 +428,8 @@ def test_other_shells_get_every_command(capsys):
         (["templates", "lst"], "did you mean 'list'"),
         (["completion", "fishh"], "did you mean 'fish'"),
         (["doctor", "--jsn"], "did you mean '--json'"),
+        (["--vresion"], "did you mean '--version'"),
+        (["--jsn"], "unrecognized arguments: --jsn"),
         (["bisect", "a.py", "--trials", "0"], "no number from 1 on"),
         (["bisect", "a.py", "--seconds", "nan"], "no number of seconds"),
         (["templates", "check", "cpp_matmul", "--configs", "x"], "no number from 1 on"),
@@ -429,6 +441,22 @@ def test_wrong_use_says_what_is_like_it(capsys, line, text):
         parse(line)
     assert end.value.code == 2
     assert text in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("line", "same"),
+    [
+        ("--json doctor", "doctor --json"),
+        ("--top 3 explain a.py", "explain a.py --top 3"),
+        ("--kind tuning cache list", "cache list --kind tuning"),
+        ("cache --kind tuning list", "cache list --kind tuning"),
+        ("explain a.py templates list", "explain a.py -- templates list"),
+    ],
+)
+def test_flags_may_be_in_front(line, same):
+    drop = ("parser",)
+    found, wanted = ({k: v for k, v in vars(parse(text.split())).items() if k not in drop} for text in (line, same))
+    assert found == wanted
 
 
 def test_a_misspelled_flag_before_a_script_is_noted(capsys):

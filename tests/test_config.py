@@ -154,10 +154,11 @@ def test_inductors_mode_is_counted_from_the_one_around() -> None:
         assert from_call(None, {"max_autotune": True}).mode == "max-autotune"
 
 
-@pytest.mark.parametrize("name", ["coordinate_descent_tuning", "triton.unique_kernel_names"])
-def test_other_names_of_inductor_are_refused(name: str) -> None:
-    with pytest.raises(errors.UnknownOption, match=name):
+@pytest.mark.parametrize("name", ["coordinate_descent_tuning", "triton.unique_kernel_names", "epilogue_fusion"])
+def test_other_names_of_inductor_are_refused_with_what_to_do_instead(name: str) -> None:
+    with pytest.raises(errors.UnknownOption, match=name) as raised:
         from_call(None, {name: True})
+    assert "leave it out" in str(raised.value)
 
 
 def test_a_switch_that_is_no_switch_is_refused() -> None:

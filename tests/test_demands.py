@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+
 import pytest
 import torch
 from torch import Tensor
@@ -75,6 +78,15 @@ def test_a_graph_from_a_cache_does_not_hide_a_demand() -> None:
     torch._dynamo.reset()
     with pytest.raises(Exception, match="must be fused"), kgen.require_fused("aten.sum#0", "aten.sum#1"):
         torch.compile(f, backend="kgen")(x)
+
+
+@pytest.mark.parametrize("door", [kgen.require_fused, kgen.forbid_fused])
+def test_a_demand_on_what_was_compiled_before_warns(door: Callable[[str, str], AbstractContextManager[None]]) -> None:
+    """It looked at nothing, and would pass for one that holds."""
+    compiled = torch.compile(two_adds, backend="kgen")
+    compiled(torch.randn(8, 16))
+    with pytest.warns(errors.NothingCompiledWarning, match=rf"{door.__name__} .*_dynamo\.reset"), door("aten.add", "aten.sum"):
+        compiled(torch.randn(8, 16))
 
 
 def test_texts_of_calls() -> None:

@@ -54,7 +54,7 @@ def main() -> int:
             return 1
         print(f"sdist and wheel hold all {len(package_files())} files of the packages")
         if not options.contents:
-            check_environment(folder, wheel)
+            check_environment(folder, wheel, sdist)
     return 0
 
 
@@ -102,14 +102,17 @@ def missing_files(sdist: Path, wheel: Path) -> list[str]:
 # ---- installing ---------------------------------------------------------------------------------------------------------
 
 
-def check_environment(folder: Path, wheel: Path) -> None:
-    """Installs the wheel, with what it requires, into an empty environment and uses it."""
+def check_environment(folder: Path, wheel: Path, sdist: Path) -> None:
+    """Installs the wheel, with what it requires, into an empty environment and uses it; then the sdist, which pip builds."""
     python = new_environment(folder / "environment")
     run([python, "-m", "pip", "install", "--quiet", "-c", ROOT / "constraints.txt", wheel], folder)
     elsewhere = folder / "elsewhere"
     elsewhere.mkdir()
     run([python, "-c", SMOKE], elsewhere)
     run([python.with_name("kgen"), "doctor"], elsewhere)
+    run([python, "-m", "pip", "install", "--quiet", "--force-reinstall", "--no-deps", sdist], folder)
+    shutil.rmtree(elsewhere / "cache")
+    run([python, "-c", SMOKE], elsewhere)
     check_beside_clone(folder, python)
 
 

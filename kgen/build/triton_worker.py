@@ -169,15 +169,20 @@ def place_in_template(error: BaseException | None) -> str:
     found = ""
     while error is not None:
         text, node = getattr(error, "src", None), getattr(error, "node", None)
-        number = getattr(node, "lineno", 0)
-        lines = text.splitlines()[:number] if isinstance(text, str) else []
-        marks = [(k, match) for k, line in enumerate(lines) if (match := _PLACE.match(line))]
-        if marks:
-            at, match = marks[-1]
-            further = 0 if match[3] else number - at - 2
-            found = f"in the template: {match[2]}, line {int(match[1]) + further}\n"
+        if isinstance(text, str):
+            found = place_of_line(text, getattr(node, "lineno", 0)) or found
         error = error.__cause__ or error.__context__
     return found
+
+
+def place_of_line(text: str, number: int) -> str:
+    """The file and line of a template that a line of a kernel's text, from 1, is of; empty where it names none."""
+    marks = [(k, match) for k, line in enumerate(text.splitlines()[:number]) if (match := _PLACE.match(line))]
+    if not marks:
+        return ""
+    at, match = marks[-1]
+    further = 0 if match[3] else number - at - 2
+    return f"in the template: {match[2]}, line {int(match[1]) + further}\n"
 
 
 def compile_kernel(folder: Path, request: dict[str, Any]) -> None:

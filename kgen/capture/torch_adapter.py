@@ -33,6 +33,7 @@ from torch._functorch._aot_autograd.schemas import OutputType, SerializableAOTDi
 from torch._functorch.partitioners import min_cut_rematerialization_partition
 from torch._guards import TracingContext, detect_fake_mode
 from torch._higher_order_ops.invoke_subgraph import invoke_subgraph
+from torch._logging._internal import trace_log
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.compiler import config as compiler_config
 from torch.fx import GraphModule
@@ -500,6 +501,22 @@ def debug_folder() -> str | None:
     if os.environ.get("TORCH_COMPILE_DEBUG") != "1":
         return None
     return str(Path(get_debug_dir()) / "kgen")
+
+
+_LOGGERS = tuple(logging.getLogger(name) for name in ("kgen", "kgen.stages", "kgen.fusion", "kgen.output_code"))
+
+
+def is_traced() -> bool:
+    """Whether somebody keeps torch's structured trace, or listens to one of the loggers that say what it has."""
+    _, _, fusion, code = _LOGGERS
+    return bool(trace_log.handlers) or fusion.isEnabledFor(logging.INFO) or code.isEnabledFor(logging.DEBUG)
+
+
+def is_asked_for() -> bool:
+    """Whether a trace is kept, or one of kgen's loggers was switched on by its name: then no graph comes from a cache, which
+    would have nothing to show. A program that logs all that anybody says has not asked for graphs."""
+    named = any(logging.NOTSET < one.level <= logging.INFO for one in _LOGGERS)
+    return named or any(getattr(one, "root_dir", "") is not None for one in trace_log.handlers)
 
 
 def uses_cuda(gm: GraphModule) -> bool:

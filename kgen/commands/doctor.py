@@ -141,7 +141,11 @@ def _isa(name: str) -> Check:
 
 
 def _cache(name: str) -> Check:
-    return Check(name, OK, str(cache.cache_dir()))
+    folder = cache.cache_dir()
+    if not cache.has_space():
+        found = f"{folder}: its disk is full, {cache.free_bytes(folder) / 1e6:.0f} MB are left"
+        return Check(name, BAD, found, "make room (`kgen cache clear`), or set KGEN_CACHE_DIR to a folder on another disk")
+    return Check(name, OK, str(folder))
 
 
 def _header(name: str) -> Check:

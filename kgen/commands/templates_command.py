@@ -126,9 +126,9 @@ def show(options: argparse.Namespace) -> int:
     print(f"source: {one.source}")
     for name, knob in one.knobs.items():
         print(f"knob {name}: {', '.join(map(str, knob.values))}")
-    document = inspect.getdoc(type(one.author))
+    document = type(one.author).__doc__  # not what the base class says of all templates
     if document:
-        print(f"\n{document}")
+        print(f"\n{inspect.cleandoc(document)}")
     print(f"\n{one.source.read_text()}", end="")
     return OK
 
@@ -158,6 +158,11 @@ def check(options: argparse.Namespace) -> int:
     found_template(options.name)
     report = check_template(options.name, configs=options.configs, only=options.only, seconds=options.seconds, raises=False)
     print(report)
+    if options.only and not report.results and report.stopped is None:
+        texts = " or ".join(map(repr, options.only))
+        print(
+            f"kgen: no problem has {texts} in its text; without --only the report lists those that are tried", file=sys.stderr
+        )
     return OK if report.passed and not report.failed else WRONG
 
 
@@ -180,11 +185,13 @@ def found_template(name: str) -> Template | LoopTemplate:
 
 
 def _from_file(given: str) -> str:
-    """What to do with a file that stands where the name of a template is wanted."""
+    """What to do with a file that stands where the name of a template is wanted, or that has its name and was not imported."""
     file = Path(given)
+    module = file.with_suffix("").with_suffix("").name
+    if given.isidentifier() and Path(f"{given}.py").is_file():
+        return f"add --module {module} if {given}.py declares it; "
     if file.suffix not in (".py", ".jinja"):
         return ""
-    module = file.with_suffix("").with_suffix("").name
     return f"give the name of a template that the file declares, and --module {module} to import it; "
 
 

@@ -31,7 +31,7 @@ def tune(options: argparse.Namespace) -> int:
     with config.insist(mode="max-autotune-no-cudagraphs", tuning="before", cache=False, **given):
         file = users_file()
         file.write([])  # raises now, not after minutes of measuring
-        before, found = file.entries(), counters["tuning.hit"]
+        before, found, late = file.entries(), counters["tuning.hit"], counters["tuning.no_time"]
         try:
             well = run_script(options.target, options.arguments)
         except KeyboardInterrupt:  # what was measured is in the file
@@ -45,8 +45,14 @@ def tune(options: argparse.Namespace) -> int:
         return OK if well else WRONG
     if not well:
         return WRONG
-    print("kgen: nothing was measured: the script compiled no problem that a template of kgen could take", file=sys.stderr)
+    print(f"kgen: nothing was measured: {_why_nothing(counters['tuning.no_time'] > late)}", file=sys.stderr)
     return WRONG
+
+
+def _why_nothing(is_late: bool) -> str:
+    if is_late:
+        return "the time for each graph was over before; give more with --seconds"
+    return "the script compiled no problem that a template of kgen could take"
 
 
 def _printed(before: Sequence[Entry], file: TuningFile) -> list[Entry]:

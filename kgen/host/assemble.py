@@ -32,10 +32,12 @@ class Assembled:
     launches: list[TritonKernel]
 
 
-def assemble(schedule: Schedule, kernels: Mapping[str, KernelCall], interpret: bool = False) -> Assembled:
+def assemble(
+    schedule: Schedule, kernels: Mapping[str, KernelCall], interpret: bool = False, regions: bool = False
+) -> Assembled:
     """`kernels` maps the name of each kernel step to what was built for it. `interpret` runs GPU kernels in Triton's
-    interpreter, on the CPU's memory."""
-    return _Assembler(schedule, kernels, interpret).run()
+    interpreter, on the CPU's memory. With `regions`, a profiler's timeline has each kernel, with what it is of."""
+    return _Assembler(schedule, kernels, interpret, regions).run()
 
 
 # Library calls that take their result's memory from the plan.
@@ -47,10 +49,10 @@ _CHECKS = (check_index, torch.ops.aten._assert_scalar.default)
 
 
 class _Assembler:
-    def __init__(self, schedule: Schedule, kernels: Mapping[str, KernelCall], interpret: bool) -> None:
+    def __init__(self, schedule: Schedule, kernels: Mapping[str, KernelCall], interpret: bool, regions: bool) -> None:
         self.schedule, self.graph = schedule, schedule.graph
         self.calls = kernels
-        self.interpret = interpret
+        self.interpret, self.regions = interpret, regions
         self.roots: dict[str, str] = {}  # buffer -> the one that owns its memory, as far as asked for
         self.aligned, self.written = self._demands_on_memory()
         self.registers = Registers(self.graph.derived)
@@ -213,23 +215,24 @@ class _Assembler:
 
     def _kernel(self, step: Launch) -> None:
         work, table = _work(step), members(step)[0].by_size
-        items = tuple(self._kernel_call(call, work) for call in self._calls(step))
+        origin = _origin(step) if self.regions else ""
+        items = tuple(self._kernel_call(call, work, origin) for call in self._calls(step))
         if len(set(items)) == 1 or table is None:
             self.code.append(items[0])
             return
         limits = tuple(limit for limit, _ in table.choices if limit is not None)
         self.code.append(hp.Pick(self._reg(table.length), limits, items))
 
-    def _kernel_call(self, call: KernelCall, work: str) -> hp.Kernel | hp.Launch | hp.PythonCall:
+    def _kernel_call(self, call: KernelCall, work: str, origin: str) -> hp.Kernel | hp.Launch | hp.PythonCall:
         if call.launch is not None:
-            return self._launch(call, call.launch)
+            return self._launch(call, call.launch, origin)
         slots = tuple(self._define(name) for name in call.buffers)
         registers = tuple(map(self._integer, call.sizes))
         if call.symbol not in self.symbols:
             self.symbols.append(call.symbol)
-        return hp.Kernel(self.symbols.index(call.symbol), slots, registers, work)
+        return hp.Kernel(self.symbols.index(call.symbol), slots, registers, work, origin)
 
-    def _launch(self, call: KernelCall, kernel: TritonKernel) -> hp.Launch | hp.PythonCall:
+    def _launch(self, call: KernelCall, kernel: TritonKernel, origin: str) -> hp.Launch | hp.PythonCall:
         slots, registers = self._parameters(call, kernel)
         grid, names = self._regs(call.grid), tuple(item.buffer for item in call.maps)
         if self.interpret:
@@ -239,7 +242,7 @@ class _Assembler:
         number = self.launches.setdefault(kernel.identity, len(self.launches))
         if number == len(self.gpu_kernels):
             self.gpu_kernels.append(kernel)
-        return hp.Launch(number, slots, registers, grid, names)
+        return hp.Launch(number, slots, registers, grid, names, origin)
 
     def _parameters(self, call: KernelCall, kernel: TritonKernel) -> tuple[hp.Regs, hp.Regs]:
         """The slots and the registers in the order of the kernel's signature."""
@@ -406,6 +409,14 @@ def _work(step: Launch) -> str:
     operators = dict.fromkeys(name for origin in origins for name in origin.operators)
     where = dict.fromkeys(origin.line for origin in origins if origin.line)
     return "".join([f", of {', '.join(operators)}" * bool(operators), *(f"\n  {line}" for line in list(where)[:4])])
+
+
+def _origin(step: Launch) -> str:
+    """What a kernel is of, for a timeline: the modules, four at most, and the first of the user's lines."""
+    origins = [origin for one in members(step) for origin in one.origins]
+    modules = list(dict.fromkeys(path for origin in origins for path in origin.modules))
+    text = f" in {', '.join(modules[:4])}" if modules else ""
+    return text + "".join([f" at {origin.line}" for origin in origins if origin.line][:1])
 
 
 def _aligned_buffers(call: KernelCall, kernel: TritonKernel) -> Iterator[str]:

@@ -7,18 +7,22 @@ import importlib
 import importlib.util
 import linecache
 import threading
+import traceback
 from collections.abc import Iterator, Sequence
 from itertools import islice
 from typing import Any
 
 import torch
 
+from kgen.build.triton_worker import place_of_line
 from kgen.errors import TensorMapRefused, TritonNotFound
 from kgen.rendered.gpu_kernel import TritonKernel
 from kgen.rendered.tensor_map import is_pointer, map_block, map_rank, map_steps
 
 __all__ = ["Interpreted"]
 
+# How the names begin that the texts of kernels have as files.
+_TEXT = "<kgen kernel"
 _PATCHES = "kgen.templates.triton.codegen.interpret"
 _DTYPES = {
     "*i1": torch.bool, "*i8": torch.int8, "*u8": torch.uint8, "*i16": torch.int16, "*u16": torch.uint16, "*i32": torch.int32,
@@ -44,8 +48,18 @@ class Interpreted:
                 self.function = self.function or _define(self.kernel)
                 arguments = list(self._arguments(given))
                 with _unchecked_descriptors():
-                    self.function[(x, y, z)](*arguments)
+                    self._run((x, y, z), arguments)
         return ()
+
+    def _run(self, grid: tuple[int, int, int], arguments: list[Any]) -> None:
+        """What is raised has a note that names the line of an author's template."""
+        try:
+            self.function[grid](*arguments)
+        except Exception as error:
+            place = next(filter(None, (place_of_line(self.kernel.source, line) for line in _lines(error))), "")
+            if place:
+                error.add_note(place.rstrip())
+            raise
 
     def _arguments(self, given: Sequence[Any]) -> Iterator[Any]:
         tensors = iter([a for a in given if isinstance(a, torch.Tensor)])
@@ -97,7 +111,7 @@ def _flat(tensor: torch.Tensor, kind: str) -> torch.Tensor:
 
 
 def _define(kernel: TritonKernel) -> Any:
-    name = f"<kgen kernel {kernel.name} {id(kernel)}>"
+    name = f"{_TEXT} {kernel.name} {id(kernel)}>"
     linecache.cache[name] = (
         len(kernel.source),
         None,
@@ -105,8 +119,24 @@ def _define(kernel: TritonKernel) -> Any:
         name,
     )  # the interpreter reads it
     module: dict[str, Any] = {"__name__": f"kgen_interpreted_{kernel.name}"}
-    exec(compile(kernel.source, name, "exec"), module)
+    try:
+        code = compile(kernel.source, name, "exec")
+    except SyntaxError as error:
+        place = place_of_line(kernel.source, error.lineno or 0)
+        if place:
+            error.add_note(place.rstrip())
+        raise
+    exec(code, module)
     return module[kernel.name]
+
+
+def _lines(error: BaseException | None) -> Iterator[int]:
+    """Lines of kernels' texts that an error, and what it comes of, was raised in, the innermost first."""
+    while error is not None:
+        for frame in reversed(traceback.extract_tb(error.__traceback__)):
+            if frame.filename.startswith(_TEXT) and frame.lineno is not None:
+                yield frame.lineno
+        error = error.__cause__ or error.__context__
 
 
 @contextlib.contextmanager

@@ -207,8 +207,8 @@ class Encoder:
         if isinstance(item, Pick):
             return item.register, item.limits, tuple(map(self.encoded, item.items))
         if isinstance(item, Kernel):
-            name = self.program.kernels[item.index] if self.program.regions else ""
-            return self.addresses[item.index], item.slots, item.registers, name, item.work
+            region = self.region(self.program.kernels[item.index], item.origin)
+            return self.addresses[item.index], item.slots, item.registers, region, item.work
         if isinstance(item, Launch):
             return self.launch(item)
         if isinstance(item, Extern | PythonCall):
@@ -229,8 +229,12 @@ class Encoder:
             takes = f"{kernel.pointers} slots and {kernel.integers} registers ({kernel.maps} descriptors)"
             raise InvalidProgram(where="a launch", rule=f"gives kernel {name} {takes}")
         device = self.program.slots[item.slots[0]].device
-        names = (name, *item.maps)
-        return item.slots, item.registers, item.grid, device, kernel.handle, kernel.scratch, names, kernel.functions
+        names, region = (name, *item.maps), self.region(name, item.origin)
+        return item.slots, item.registers, item.grid, device, kernel.handle, kernel.scratch, names, kernel.functions, region
+
+    def region(self, name: str, origin: str) -> str:
+        """What a kernel is called in a profiler's timeline; empty where it is not there."""
+        return f"{name}{origin}" if self.program.regions else ""
 
     def call(self, item: Extern | PythonCall) -> Encoded:
         args = tuple(self.arg(arg) for arg in item.args)

@@ -169,12 +169,13 @@ class Kernel:
     """Calls ``int name(void** ptrs, const int64_t* ints, int threads)`` with the slots' data pointers (offset included).
     A result other than 0 is one of `ops.FAILURES`: of an index out of range, the call raises IndexError, of an integer divided
     by zero RuntimeError, as eager does. `work` says in that message what the kernel computes, and for which of the user's
-    lines."""
+    lines. `origin` follows the kernel's name in a profiler's timeline: the modules and the line that it is of."""
 
     index: int
     slots: tuple[int, ...]
     registers: Regs = ()
     work: str = ""
+    origin: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -182,13 +183,14 @@ class Launch:
     """Launches GPU kernel `index` on the current stream of its slots' device, with the slots' data pointers (offset included)
     and the registers, in the order of its parameters. For a TMA descriptor these are a slot and the registers of
     `kgen.rendered.tensor_map.TensorMap.numbers`; `maps` names the buffers of its descriptors in order, for messages. `grid` are
-    the numbers of programs along x, y and z; when one is 0, nothing is launched."""
+    the numbers of programs along x, y and z; when one is 0, nothing is launched. `origin` is as that of `Kernel`."""
 
     index: int
     slots: tuple[int, ...]
     registers: Regs
     grid: Regs
     maps: tuple[str, ...] = ()
+    origin: str = ""
 
 
 @dataclass(frozen=True, slots=True)

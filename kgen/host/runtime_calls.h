@@ -152,9 +152,7 @@ class Region {
 
 // Opens the region of one step, where steps have regions.
 void open_region(std::optional<Region>& made, const Program& program, const Instruction& item) {
-  if (!program.regions) return;
-  if (item.kind == Instruction::Kernel) made.emplace(item.name);
-  if (item.kind == Instruction::Launch) made.emplace(item.launch->names[0]);
+  if (program.regions && !item.name.empty()) made.emplace(item.name);
 }
 
 void Frame::execute(Gil& gil) {

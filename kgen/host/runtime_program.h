@@ -485,6 +485,7 @@ Instruction parse_instruction(PyObject* tuple) {
       made.slots = numbers(item(tuple, 1));
       made.registers = numbers(item(tuple, 2));
       made.launch = parse_launch(tuple);
+      made.name = text(item(tuple, 9));
       break;
     case Instruction::Check:
       made.reg = field(1);

@@ -133,4 +133,6 @@ def _edges(steps: Sequence[StepReport], drawn: Sequence[_Box]) -> Iterator[_Edge
             x1, y1 = source.x + BOX_WIDTH // 2, source.y + BOX_HEIGHT
             x2, y2 = box.x + BOX_WIDTH // 2, box.y
             bend = max(GAP_Y, (y2 - y1) // 2)
-            yield _Edge(f"M{x1},{y1} C{x1},{y1 + bend} {x2},{y2 - bend} {x2},{y2}", tensor)
+            # past the steps in between, not behind their text
+            out = BOX_WIDTH * 4 // 5 if x1 == x2 and y2 - y1 > GAP_Y else 0
+            yield _Edge(f"M{x1},{y1} C{x1 + out},{y1 + bend} {x2 + out},{y2 - bend} {x2},{y2}", tensor)

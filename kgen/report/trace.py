@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from kgen.capture.torch_adapter import GraphInfo
     from kgen.ir.plan import Schedule
 
-__all__ = ["FUSION", "OUTPUT_CODE", "code", "graph", "lowered", "scheduled"]
+__all__ = ["code", "graph", "lowered", "scheduled"]
 
 FUSION, OUTPUT_CODE = (logging.getLogger(f"kgen.{name}") for name in ("fusion", "output_code"))
 

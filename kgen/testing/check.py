@@ -278,7 +278,7 @@ class _Run:
         inner = cause.inner_exception if isinstance(cause, BackendCompilerFailed) else cause
         if isinstance(inner, errors.KernelSpills | errors.KernelTooLarge):
             return self._result(Outcome.SPILLED, reason=str(inner))
-        return self.failed(f"{type(cause).__name__}: {cause}", cause)
+        return self.failed(_text_of(inner), cause)
 
     def refused(self, template: str) -> Result:
         """The scheduler's reason for leaving the matmul to the library."""
@@ -301,6 +301,16 @@ class _Run:
         calls = sum(len(plan.calls) for plan in self.plans)
         stored = any(map(_stores_matmul, self.plans))
         return Result(self.case, config, outcome, kernels=kernels, calls=calls, stored=stored, **more)
+
+
+def _text_of(error: BaseException) -> str:
+    """An error with the notes of where it was raised: those of Triton's interpreter are of a line of the template."""
+    causes, inner = [error], error.__cause__
+    while inner is not None:
+        causes.append(inner)
+        inner = inner.__cause__
+    notes = [note for one in causes for note in getattr(one, "__notes__", ()) if "in the template" in note]
+    return "; ".join([f"{type(error).__name__}: {error}", *dict.fromkeys(notes)])
 
 
 def _stores_matmul(plan: Schedule) -> bool:

@@ -183,6 +183,17 @@ def test_names_of_the_users_are_text(resnet: Explanation) -> None:
     assert hostile in reader.text["title"]
 
 
+def test_a_tensor_that_passes_steps_is_drawn_beside_them(gpt: Explanation) -> None:
+    """A residual's curve went through other steps' texts."""
+    pattern = re.compile(r'<path d="M(\d+),(\d+) C(\d+),\d+ \d+,-?\d+ (\d+),(\d+)"')
+    curves = [tuple(map(int, match.groups())) for match in pattern.finditer(gpt.to_html())]
+    below = [(curve[2] - curve[0], curve[4] - curve[1]) for curve in curves if curve[0] == curve[3]]
+    nearest = min(distance for _, distance in below)
+    assert any(distance > nearest for _, distance in below)
+    assert all((bent > 0) == (distance > nearest) for bent, distance in below)
+    assert "color-mix" in gpt.to_html(), "what is drawn of a step is opaque"
+
+
 def test_a_page_in_a_notebook(resnet: Explanation) -> None:
     frame = framed(resnet.to_html())
     found = re.fullmatch(r'<iframe style="[^"<>]*" sandbox="allow-scripts" srcdoc="([^"]*)"></iframe>', frame)

@@ -6,6 +6,7 @@ import json
 import logging
 import os
 import re
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -53,6 +54,21 @@ def test_logs_and_trace_of_one_process(tmp_path: Path) -> None:
     assert {"fx.txt", "ir_lowered.txt", "verdicts.txt", "output_code.py"} <= {path.name for path in folder.iterdir()}
 
 
+TLPARSE = shutil.which("tlparse", path=f"{Path(sys.executable).parent}{os.pathsep}{os.environ.get('PATH', '')}")
+
+
+@pytest.mark.skipif(TLPARSE is None, reason="needs tlparse")
+def test_tlparse_shows_what_kgen_made(tmp_path: Path) -> None:
+    run(tmp_path, TORCH_TRACE=str(tmp_path / "trace"))
+    [log] = (tmp_path / "trace").glob("*.log")
+    command = [str(TLPARSE), str(log), "-o", str(tmp_path / "out"), "--no-browser"]
+    subprocess.run(command, check=True, capture_output=True)
+    pages = {path.name.partition("_inference")[0]: path for path in (tmp_path / "out").rglob("kgen_*")}
+    assert pages.keys() == {"kgen_graph", "kgen_ir", "kgen_kernels", "kgen_verdicts", "kgen_output_code"}
+    assert 'extern "C" int' in pages["kgen_output_code"].read_text()
+    assert "kgen_output_code" in (tmp_path / "out" / "index.html").read_text()
+
+
 def check_trace(folder: Path) -> None:
     [log] = folder.glob("*.log")
     found = {}
@@ -69,6 +85,26 @@ def check_trace(folder: Path) -> None:
     assert "kernel" in found["kgen_kernels"]
     assert json.loads(found["kgen_verdicts"])[0]["outcome"] == "fused"
     assert 'extern "C" int' in found["kgen_output_code"]
+
+
+def test_what_a_cache_has_is_shown_too(tmp_path: Path) -> None:
+    """A second process would find its graphs in the cache, and say nothing of them."""
+    cached = SCRIPT.replace('options={"cache": False}', "options={}")
+    own = {"KGEN_CACHE_DIR": str(tmp_path / "cache"), "TORCHINDUCTOR_CACHE_DIR": str(tmp_path / "aot")}
+    run(tmp_path, cached, **own)
+    text = run(tmp_path, cached, TORCH_LOGS="+kgen", TORCH_TRACE=str(tmp_path / "trace"), **own)
+    assert 'extern "C" int' in text
+    check_trace(tmp_path / "trace")
+    assert "kernels" in run(tmp_path, cached, TORCH_LOGS="kgen", **own)
+
+
+def test_a_program_that_logs_all_uses_the_cache(tmp_path: Path) -> None:
+    """A root logger at INFO has not asked for graphs."""
+    script = "import logging\nlogging.basicConfig(level=logging.INFO)\n" + SCRIPT.replace('{"cache": False}', "{}")
+    script += "import kgen\nlogging.info('traced: %d', kgen.coverage()['aot_traces'])\n"
+    own = {"KGEN_CACHE_DIR": str(tmp_path / "cache"), "TORCHINDUCTOR_CACHE_DIR": str(tmp_path / "aot")}
+    assert run(tmp_path, script, **own).endswith("traced: 1\n")
+    assert run(tmp_path, script, **own).endswith("traced: 0\n")
 
 
 def test_nothing_is_written_otherwise(tmp_path: Path) -> None:
@@ -99,6 +135,25 @@ def test_kernels_are_regions_by_option() -> None:
     kernels = [name for name in names if re.match(r"k\d+_\w+", name)]
     assert len(kernels) >= 2
     assert any("softmax" in name or "exp" in name for name in kernels)
+
+
+def test_a_kernels_region_says_what_it_is_of() -> None:
+    class Model(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.up = torch.nn.Linear(8, 8)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return torch.relu(self.up(x))
+
+    model = Model()
+    compiled = torch.compile(model, backend=kgen_backend, options={"cache": False, "profile_kernels": True})
+    with torch.no_grad(), profile(activities=[ProfilerActivity.CPU]) as found:
+        compiled(torch.randn(8, 8))
+    names = [event.name for event in found.events() if re.match(r"k\d+_", event.name)]
+    assert [bool(re.match(r"k0_addmm\w* in up at test_trace\.py:\d+ return torch\.relu", name)) for name in names] == [True], (
+        names
+    )
 
 
 def test_forward_and_backward_are_told_apart() -> None:

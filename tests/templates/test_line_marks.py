@@ -28,6 +28,7 @@ from kgen.scheduler import Gpu, Options, choose_tiles
 from kgen.templates import registry
 from kgen.templates.loop_contract import loop_problem
 from kgen.templates.render import BUILT_IN, IndentedSlots, LineMarks, environment, is_marked, tidy, with_line_marks
+from kgen.testing import check_template
 from tests.kernels import plans
 
 MODULE = '''
@@ -201,6 +202,21 @@ def test_triton_names_the_template(author: Callable[[str, str], Path], wrong: st
     with pytest.raises(TritonBuildFailed) as caught:
         triton.compile_kernels([made], 90)
     assert f"in the template: {path}, line {line_of(path, wrong)}" in str(caught.value)
+
+
+@pytest.mark.interpret
+@pytest.mark.parametrize("wrong", ["acc = lib.no_such_function(left)", "acc = nobody + left", "acc = lib.dot(left right)"])
+def test_the_interpreter_names_the_template(tmp_path: Path, wrong: str) -> None:
+    text = JINJA.replace("acc = lib.dot(left, right, acc, PRECISION)", wrong)
+    path = template_author.write(tmp_path, "place_interpreted", text)
+    template_author.load(path)
+    try:
+        report = check_template("place_interpreted", configs=1, only=["alone 'float32' of (float32[35"], raises=False)
+    finally:
+        registry.remove("place_interpreted")
+    jinja = path.with_name("matmul.py.jinja")
+    assert f"in the template: {jinja}, line {line_of(jinja, wrong)}" in report.failed[0].reason
+    assert "TORCHDYNAMO" not in report.failed[0].reason
 
 
 @pytest.mark.none

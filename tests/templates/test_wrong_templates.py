@@ -98,6 +98,7 @@ SOURCES = {
         '{{ C.store("acc", "b", "rm", "rn") }}', "x: {{ C.type }} = acc", "never stores a result", "@kgen.template",
     ),
     "an unknown name": ("{{ kernel() }}", "{{ kernel() }}\n    {{ C_out }}", "uses C_out: no slot", "{{ C_out }}"),
+    "a misspelled slot": ("{{ B.tile(", "{{ D.tile(", "never renders the slot B, but D", "@kgen.template"),
     "a step that is none": ("{{ kernel() }}", "{{ kernel() }}\n    {{ scores.apply('s') }}", "uses scores", "{{ scores"),
     "syntax": ("{{ kernel() }}", "{{ kernel() }}\n{% iff %}", "unknown tag 'iff'", "{% iff"),
 }  # fmt: skip
@@ -124,6 +125,11 @@ METHODS = {
     "resources raises": "    def resources(self, problem, config):\n        return config.BLOCK_Q\n",
     "seconds raises": "    def seconds(self, problem, config):\n        raise ValueError('nobody knows')\n",
     "grid raises": "    def grid(self, problem, config):\n        return problem.tiles('q', 16)\n",
+    "configs returns a number": "    def configs(self, problem):\n        return 3\n",
+    "configs gives numbers": "    def configs(self, problem):\n        return [3]\n",
+    "configs has a block that is no power of two": "    def configs(self, problem):\n        yield dict(BLOCK_M=48)\n",
+    "configs has a text for a number": "    def configs(self, problem):\n        yield dict(BLOCK_M='48')\n",
+    "resources returns a dict": "    def resources(self, problem, config):\n        return dict(shared=3)\n",
     "configs names no knob": "    def configs(self, problem):\n        yield dict(BLOCK_Q=3)\n",
 }
 
@@ -205,6 +211,15 @@ def test_a_wrong_method(tmp_path: Path, what: str) -> None:
     line = shown_line(str(error))
     assert line.strip() in METHODS[what]
     assert ("def " in line) != what.endswith(" raises")  # the line that raises, or the method
+
+
+@pytest.mark.parametrize("given", ["self", "self, problem, config", "self, problem, *, strict"])
+def test_a_method_that_cannot_be_called(tmp_path: Path, given: str) -> None:
+    """It is seen when the template is declared: a matmul need not meet it first."""
+    with pytest.raises(errors.BadTemplate, match=r"refuse is called with \(problem\): (missing|too many)") as caught:
+        registered(tmp_path, methods=f"    def refuse({given}):\n        return None\n")
+    assert NAME in str(caught.value)
+    assert "def refuse" in shown_line(str(caught.value))
 
 
 def test_a_right_template_compiles(tmp_path: Path) -> None:

@@ -90,6 +90,12 @@ def test_tune_without_a_problem(mine: TuningFile, capsys: Any) -> None:
     assert "nothing was measured" in capsys.readouterr().err
 
 
+def test_tune_without_time_says_so(mine: TuningFile, capsys: Any) -> None:
+    Path("script.py").write_text("from kgen.counters import counters\ncounters.add('tuning.no_time')\n")
+    assert main(["tune", "--seconds", "0", "script.py"]) == 1
+    assert "give more with --seconds" in capsys.readouterr().err
+
+
 def test_tune_of_a_script_that_fails_keeps_what_was_measured(mine: TuningFile, capsys: Any) -> None:
     assert main(["tune", "--file", "own.json", "script.py", "1", "2", "3"]) == 1
     printed, err = capsys.readouterr()
