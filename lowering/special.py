@@ -83,8 +83,18 @@ def float_power(b: Builder, x: Operand, y: Operand) -> Tensor:
     return pointwise(lambda p, q: vs.call("pow", p, q), *wide, compute=torch.float64)
 
 
-def ldexp(b: Builder, x: Tensor, exponent: Operand) -> Tensor:
-    return mul(b, x, power(b, 2.0, exponent))
+def ldexp(b: Builder, x: Tensor, exponent: Tensor) -> Tensor:
+    """`x * 2**exponent`, in the type of both. By a whole number in two steps: the power alone may be too large or too small for
+    its type where the result is not."""
+    is_whole = not exponent.dtype.is_floating_point
+
+    def body(p: Value, q: Value) -> Value:
+        two = number(2, p)
+        half = vs.call("floor", vs.call("mul", q, number(0.5, q))) if is_whole else q
+        scaled = vs.call("mul", p, vs.call("pow", two, half))
+        return vs.call("mul", scaled, vs.call("pow", two, vs.call("sub", q, half))) if is_whole else scaled
+
+    return pointwise(body, x, exponent, compute=to_float(promote(x, exponent)))
 
 
 # ---- formulas -------------------------------------------------------------------------------------------------------
