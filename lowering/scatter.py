@@ -150,10 +150,13 @@ def scatter(b: Builder, x: Tensor, dim: int, index: Tensor, src: Any, *, reduce:
 
 def _is_one_hot(plan: Along, src: Any) -> bool:
     """One write a row into a constant: the result needs no memory, each element knows whether it is the one."""
-    value = plan.x.value
+    return plan.x.value.op == "const" and _is_one_a_row(plan) and _is_elementary(src)
+
+
+def _is_one_a_row(plan: Along) -> bool:
     sizes = tuple(s for d, s in enumerate(plan.x.sizes) if d != plan.dim)
     rest = tuple(s for d, s in enumerate(plan.sizes) if d != plan.dim)
-    return value.op == "const" and plan.sizes[plan.dim] == 1 and sizes == rest and _is_elementary(src)
+    return plan.sizes[plan.dim] == 1 and sizes == rest
 
 
 def _is_elementary(src: Any) -> bool:
@@ -183,7 +186,14 @@ def scatter_add(b: Builder, x: Tensor, dim: int, index: Tensor, src: Tensor) -> 
     if _nothing(index):
         return x
     plan = Along(x, dim, index)
+    if _is_gradient_of_picks(plan, src):
+        return _shaped(_one_hot(plan, src if _is_elementary(src) else b.realize(src)), x)
     return _shaped(accumulate(b, plan.x, plan.change(src)), x)
+
+
+def _is_gradient_of_picks(plan: Along, src: Tensor) -> bool:
+    """One addition a row to zeros, as in the gradient of `x.gather(1, label[:, None])`: a one-hot tensor as well."""
+    return plan.x.value.op == "const" and plan.x.value.attr == 0 and _is_one_a_row(plan) and src.sizes == plan.index.sizes
 
 
 _MODES = {"sum": "add", "mean": "add", "prod": "mul", "amax": "max", "amin": "min"}
