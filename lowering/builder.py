@@ -336,7 +336,7 @@ class Builder:
         return self._view_of(name, tensor, order)
 
     def note_placed(self, tensor: Tensor, stored: Tensor) -> None:
-        """Remembers that a call has the tensor in memory, with strides that it demands."""
+        """Notes that a call has the tensor in memory, with strides that it demands."""
         self.placed_copies.setdefault(_without_ones(tensor), []).append(_without_ones(stored))
         self.copied_sizes.add(_kind_of_sizes(tensor))
 

@@ -186,12 +186,12 @@ def scatter_add(b: Builder, x: Tensor, dim: int, index: Tensor, src: Tensor) -> 
     if _nothing(index):
         return x
     plan = Along(x, dim, index)
-    if _is_gradient_of_picks(plan, src):
+    if _is_one_addition_a_row(plan, src):
         return _shaped(_one_hot(plan, src if _is_elementary(src) else b.realize(src)), x)
     return _shaped(accumulate(b, plan.x, plan.change(src)), x)
 
 
-def _is_gradient_of_picks(plan: Along, src: Tensor) -> bool:
+def _is_one_addition_a_row(plan: Along, src: Tensor) -> bool:
     """One addition a row to zeros, as in the gradient of `x.gather(1, label[:, None])`: a one-hot tensor as well."""
     return plan.x.value.op == "const" and plan.x.value.attr == 0 and _is_one_a_row(plan) and src.sizes == plan.index.sizes
 
