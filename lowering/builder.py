@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
 from typing import Any
@@ -56,7 +57,9 @@ class Builder:
         self.versions: dict[str, str] = {}
         self.stored: dict[str, Value] = {}  # buffer -> the element that it was made of, over its axes
         self.placed: dict[tuple[Tensor, Sizes], Tensor] = {}  # operands stored with strides of their own
-        self.copies: dict[Tensor, str] = {}  # of operands that are no views of buffers
+        self.copies: dict[Tensor, str] = {}  # of operands that are no views of buffers, without dimensions of length 1
+        self.placed_copies: dict[Tensor, list[Tensor]] = {}  # of operands whose strides a call demands, without such dimensions
+        self.copied_sizes: set[tuple[torch.dtype, frozenset[tuple[Expr, int]]]] = set()
         self.gathered: dict[Tensor, Tensor] = {}  # what is read at computed positions, as it was stored
         self.turned: dict[str, Tensor] = {}  # buffer -> itself, read from a copy with another order of dimensions
         self.checked: set[Expr] = set()  # conditions that calls check at run time
@@ -308,7 +311,7 @@ class Builder:
 
     def _copy_of(self, tensor: Tensor) -> str | None:
         """The buffer with a copy that nobody has written since."""
-        name = self.copies.get(tensor)
+        name = self.copies.get(_without_ones(tensor))
         return name if name is not None and self.versions.get(name, name) == name else None
 
     def drop_nodes(self, mark: int) -> None:
@@ -316,19 +319,52 @@ class Builder:
         gone = {out for node in self.graph.nodes[mark:] for out in ir.outs(node)}
         del self.graph.nodes[mark:]
         self.copies = {tensor: name for tensor, name in self.copies.items() if name not in gone}
+        for whole, found in self.placed_copies.items():
+            self.placed_copies[whole] = [stored for stored in found if gone.isdisjoint(_read_by(stored))]
         self.gathered = {source: made for source, made in self.gathered.items() if gone.isdisjoint(_read_by(made))}
         self.placed = {key: made for key, made in self.placed.items() if gone.isdisjoint(_read_by(made))}
         self.turned = {source: made for source, made in self.turned.items() if gone.isdisjoint(_read_by(made))}
 
     def copied(self, tensor: Tensor, order: Sequence[int]) -> Tensor:
         """The tensor as a view of a copy: one made for another call, or a new one with the dimensions in this order."""
-        for old in itertools.permutations(range(tensor.rank)) if self.copies and tensor.rank <= MOST_ORDERED else ():
-            name = self._copy_of(_permuted(tensor, old))
-            if name is not None:
-                return _view_of(name, tensor, old)
+        found = next(self._from_copies(tensor), None)
+        if found is not None:
+            return found
         turned = _permuted(tensor, order)
-        name = self.copies[turned] = self.stored_operand(turned).value.attr[0]
-        return _view_of(name, tensor, order)
+        name = self.copies[_without_ones(turned)] = self.stored_operand(turned).value.attr[0]
+        self.copied_sizes.add(_kind_of_sizes(turned))
+        return self._view_of(name, tensor, order)
+
+    def note_placed(self, tensor: Tensor, stored: Tensor) -> None:
+        """Notes that a call has the tensor in memory, with strides that it demands."""
+        self.placed_copies.setdefault(_without_ones(tensor), []).append(_without_ones(stored))
+        self.copied_sizes.add(_kind_of_sizes(tensor))
+
+    def stored_copies(self, tensor: Tensor) -> Iterator[Tensor]:
+        """The tensor, read from each of the copies that calls have of it, with its dimensions in any order."""
+        yield from self._from_copies(tensor)
+        for whole, order in self._orders(tensor):
+            for stored in self.placed_copies.get(_permuted(whole, order), ()):
+                if all(self.versions.get(name, name) == name for name in _read_by(stored)):
+                    yield replace(tensor, value=at(stored, [whole.indices[k] for k in order]))
+
+    def _from_copies(self, tensor: Tensor) -> Iterator[Tensor]:
+        for whole, order in self._orders(tensor):
+            name = self._copy_of(_permuted(whole, order))
+            if name is not None:
+                yield replace(tensor, value=self._view_of(name, whole, order).value)
+
+    def _orders(self, tensor: Tensor) -> Iterator[tuple[Tensor, tuple[int, ...]]]:
+        """The tensor without dimensions of length 1, and the orders of the others in which a copy may have them."""
+        whole = _without_ones(tensor)
+        if whole.rank <= MOST_ORDERED and _kind_of_sizes(tensor) in self.copied_sizes:
+            yield from ((whole, order) for order in itertools.permutations(range(whole.rank)))
+
+    def _view_of(self, name: str, tensor: Tensor, order: Sequence[int]) -> Tensor:
+        """The tensor, read from a buffer that has its dimensions in this order, but for those of length 1."""
+        longer = iter([tensor.indices[k] for k in order if tensor.sizes[k] != 1])
+        index = [ix.ZERO if size == 1 else next(longer) for size in self.graph.buffers[name].sizes]
+        return replace(tensor, value=vs.load(name, index, tensor.dtype))
 
     def with_rows(self, tensor: Tensor) -> Tensor:
         """The tensor with neighbours along its last dimension side by side in memory: read from a copy of the buffer that it is
@@ -582,9 +618,15 @@ def _permuted(tensor: Tensor, order: Sequence[int]) -> Tensor:
     return replace(tensor, sizes=sizes, value=vs.substitute(tensor.value, turned))
 
 
-def _view_of(name: str, tensor: Tensor, order: Sequence[int]) -> Tensor:
-    """The tensor, read from a buffer that has its dimensions in this order."""
-    return replace(tensor, value=vs.load(name, (tensor.indices[k] for k in order), tensor.dtype))
+def _without_ones(tensor: Tensor) -> Tensor:
+    """The tensor without its dimensions of length 1."""
+    longer = [k for k, size in enumerate(tensor.sizes) if size != 1]
+    return tensor if len(longer) == tensor.rank else _permuted(tensor, longer)
+
+
+def _kind_of_sizes(tensor: Tensor) -> tuple[torch.dtype, frozenset[tuple[Expr, int]]]:
+    """What a tensor has in common with its copies, whatever the order of their dimensions."""
+    return tensor.dtype, frozenset(Counter(size for size in tensor.sizes if size != 1).items())
 
 
 def _read_by(tensor: Tensor) -> set[str]:

@@ -129,4 +129,5 @@ def placed(b: Builder, source: Any, given: Any, call: Node) -> Any:
     key = (given, wanted)
     if key not in b.placed:
         b.placed[key] = store_with(given, wanted, b.stored_operand, b)
+        b.note_placed(given, b.placed[key])
     return b.placed[key]

@@ -65,7 +65,7 @@ class Results:
             return None
         if plain_load(tensor) is None:
             self._begin(result, wanted)
-            tensor = self.builder.env[result] = self.builder.copy(tensor)
+            tensor = self.builder.env[result] = self._stored(tensor)
         view, buffers = self.builder.as_view(tensor), self.builder.graph.buffers
         if view is None or not covers(buffers[view.buffer], view) or not self._may_share(view, result):
             return None
@@ -119,12 +119,26 @@ class Results:
             if name is None:
                 return None
             tensor = self.builder.load(self.builder.graph.buffers[newest(self.builder, name)])
-        view = self.builder.as_view(tensor)
-        if view is None or not self._may_share(view, owner) or not fix_strides(self.builder, view, wanted):
+        view = self._fitting(tensor, owner, wanted)
+        if view is None:
             return None
         buffer = self.builder.freeze(view.buffer)
         covers = ix.product(buffer.sizes) is tensor.numel() and _start(view, buffer) is ix.as_expr(buffer.offset)
         return view if covers else None
+
+    def _fitting(self, tensor: Tensor, owner: Node, wanted: Sizes | None) -> TensorArg | None:
+        """The tensor where it is in memory, or the copy that a library call has of it: what is saved for a gradient need not be
+        stored again. A view of an input is of that alone."""
+        copies = self.builder.stored_copies(tensor) if owner.op != "placeholder" else ()
+        views = (self.builder.as_view(one) for one in (tensor, *copies))
+        return next((v for v in views if v is not None and self._fits(v, owner, wanted)), None)
+
+    def _fits(self, view: TensorArg, owner: Node, wanted: Sizes | None) -> bool:
+        return self._may_share(view, owner) and fix_strides(self.builder, view, wanted)
+
+    def _stored(self, tensor: Tensor) -> Tensor:
+        """The tensor in the copy that a library call has of it, or in a new buffer."""
+        return next(self.builder.stored_copies(tensor), None) or self.builder.copy(tensor)
 
     def _may_share(self, view: TensorArg, owner: Node) -> bool:
         """Whether a result may be the storage of an input or of an earlier result: only where it is in eager too. Lowering
@@ -139,8 +153,8 @@ class Results:
         """The result in a buffer of its own, with eager's strides where they can be had."""
         wanted = self._geometry(result)[1] if _is_strided(result.meta["val"]) else None
         tensor = self.builder.env[result]
-        view = self.builder.as_view(tensor)
-        if view is not None and self._may_share(view, owner_of(result)) and fix_strides(self.builder, view, wanted):
+        view = self._fitting(tensor, owner_of(result), wanted)
+        if view is not None:
             self.builder.freeze(view.buffer)
             return view
         self._begin(result, wanted)

@@ -12,14 +12,14 @@ import torch
 from kgen.ir import index as ix
 from kgen.ir import ops
 from kgen.ir import values as vs
-from kgen.ir.index import Expr
+from kgen.ir.index import Expr, Var
 from kgen.ir.nodes import Sizes
 from kgen.ir.values import Value
 from kgen.lowering.builder import Builder
 from kgen.lowering.fallback import Refused
 from kgen.lowering.indexing import Advanced, at_least_1d, position
 from kgen.lowering.mutation import Write, write, write_to
-from kgen.lowering.tensor import Tensor, at, broadcast, convert, indices, reshape
+from kgen.lowering.tensor import Tensor, at, axes, broadcast, convert, indices, reshape
 from kgen.lowering.views import axis
 
 Number = int | float | bool
@@ -66,7 +66,32 @@ def index_put(b: Builder, x: Tensor, indices_: Sequence[Tensor | None], values: 
     sizes = plan.result_sizes() if plan.indexed else x.sizes
     values = broadcast(convert(values, x.dtype), sizes)
     change = Write(sizes, plan.source(indices(sizes)) if plan.indexed else indices(sizes), values.value)
+    if x.value.op == "const" and (x.value.attr == 0 or not accumulate_) and (rows := _loops_of_rows(x, change)) is not None:
+        return _one_of_each_row(x, plan, values if _is_elementary(values) else b.realize(values), rows)
     return accumulate(b, x, change) if accumulate_ else write(b, x, change)
+
+
+def _loops_of_rows(x: Tensor, change: Write) -> dict[Var, int] | None:
+    """The dimension that each loop of the change goes through, where every row along the remaining one has one element changed,
+    as by ``x[arange(len(x)), labels]``."""
+    loops = [v for v in axes(change.sizes) if v.extent != 1]
+    through = {v: d for d, e in enumerate(change.where) for v in loops if e is v.expr() and v.extent is x.sizes[d]}
+    return through if len(through) == len(loops) == x.rank - 1 else None
+
+
+def _one_of_each_row(x: Tensor, plan: Advanced, values: Tensor, through: dict[Var, int]) -> Tensor:
+    """``where(position == index, values, constant)`` along the dimension that no loop goes through."""
+    [dim] = set(range(x.rank)).difference(through.values())
+    loops = axes(values.sizes)
+    at_row = [x.indices[through[v]] if v in through else ix.ZERO for v in loops]
+    shared = at_row[plan.first : plan.first + len(plan.shape)]
+    lane = vs.cast(at(plan.tensors[dim], shared), torch.int64)
+    if plan.ranges[dim][0] < 0:
+        size = vs.index_value(x.sizes[dim])
+        lane = vs.where(vs.call("lt", lane, vs.const(0, torch.int64)), vs.call("add", lane, size), lane)
+    lane = vs.asserted(lane, vs.index_inside(lane, x.sizes[dim]), "index")
+    hit = vs.call("eq", vs.index_value(x.indices[dim]), lane)
+    return x.with_value(vs.where(hit, at(values, at_row), x.value))
 
 
 def _masked_put(x: Tensor, indices_: Sequence[Tensor | None], values: Tensor, accumulate_: bool) -> Tensor:
@@ -150,10 +175,13 @@ def scatter(b: Builder, x: Tensor, dim: int, index: Tensor, src: Any, *, reduce:
 
 def _is_one_hot(plan: Along, src: Any) -> bool:
     """One write a row into a constant: the result needs no memory, each element knows whether it is the one."""
-    value = plan.x.value
+    return plan.x.value.op == "const" and _is_one_a_row(plan) and _is_elementary(src)
+
+
+def _is_one_a_row(plan: Along) -> bool:
     sizes = tuple(s for d, s in enumerate(plan.x.sizes) if d != plan.dim)
     rest = tuple(s for d, s in enumerate(plan.sizes) if d != plan.dim)
-    return value.op == "const" and plan.sizes[plan.dim] == 1 and sizes == rest and _is_elementary(src)
+    return plan.sizes[plan.dim] == 1 and sizes == rest
 
 
 def _is_elementary(src: Any) -> bool:
@@ -183,7 +211,14 @@ def scatter_add(b: Builder, x: Tensor, dim: int, index: Tensor, src: Tensor) -> 
     if _nothing(index):
         return x
     plan = Along(x, dim, index)
+    if _is_one_addition_a_row(plan, src):
+        return _shaped(_one_hot(plan, src if _is_elementary(src) else b.realize(src)), x)
     return _shaped(accumulate(b, plan.x, plan.change(src)), x)
+
+
+def _is_one_addition_a_row(plan: Along, src: Tensor) -> bool:
+    """One addition a row to zeros, as in the gradient of `x.gather(1, label[:, None])`: a one-hot tensor as well."""
+    return plan.x.value.op == "const" and plan.x.value.attr == 0 and _is_one_a_row(plan) and src.sizes == plan.index.sizes
 
 
 _MODES = {"sum": "add", "mean": "add", "prod": "mul", "amax": "max", "amin": "min"}

@@ -260,6 +260,7 @@ BINARY = [
     *binary("igamma igammac", (f32, f64), low=0.1, edges=False),
     *binary("zeta", (f32, f64), low=1.5, edges=False),
     *binary("ldexp float_power", (f32, i64)),
+    Entry("ldexp_whole", lambda x, y: torch.ldexp(x * 2.0**-20, (y * 60).to(torch.int32)), two(edges=False), FLOATS),
     Entry("div_floor", lambda x, y: torch.div(x, y, rounding_mode="floor"), two(nonzero=True, edges=False), NUMBERS),
     Entry("div_trunc", lambda x, y: torch.div(x, y, rounding_mode="trunc"), two(nonzero=True, edges=False), NUMBERS),
     Entry("add_alpha", lambda x, y: torch.add(x, y, alpha=3), two(), NUMBERS),

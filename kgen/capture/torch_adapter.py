@@ -359,7 +359,25 @@ def _partition(
     joint_graph = joint_pass(joint_graph)
     _save_compared(joint_graph)
     _copy_overwritten(joint_graph)
-    return min_cut_rematerialization_partition(joint_graph, inputs, **settings)
+    forward, backward = min_cut_rematerialization_partition(joint_graph, inputs, **settings)
+    _count_again(forward, backward)
+    return forward, backward
+
+
+def _count_again(forward: GraphModule, backward: GraphModule) -> None:
+    """Backward counts again what forward has saved of that: numbers from memory could be any, and the gradient of
+    ``x[arange(n), labels]`` would be a scatter."""
+    counted = {node.name: node for node in forward.graph.nodes if _is_count(node)}
+    saved = [node for node in backward.graph.find_nodes(op="placeholder") if node.name in counted]
+    for node in saved:
+        with backward.graph.inserting_before(_first_call(backward)):
+            node.replace_all_uses_with(backward.graph.node_copy(counted[node.name]))
+    if saved:
+        backward.recompile()
+
+
+def _is_count(node: torch.fx.Node) -> bool:
+    return getattr(node.target, "overloadpacket", None) is torch.ops.aten.arange and not node.all_input_nodes
 
 
 def _save_compared(joint_graph: GraphModule) -> None:

@@ -416,9 +416,11 @@ def _is_narrow(problem: Problem) -> bool:
     call = problem.windowed_call
     if call is None:
         return False
-    tensors = [one.buffer for one in call.args[:2] if isinstance(one, ir.TensorArg)]
-    sizes = [problem.graph.buffers[name].sizes[1] for name in tensors]
-    return any(problem.sizes.of(channels) * problem.main_dtype.itemsize % LOAD for channels in sizes[-1:])
+    operands = [
+        one for one in call.args[:2] if isinstance(one, ir.TensorArg)
+    ]  # which may be views of buffers of less dimensions
+    channels = [one.vars[1].extent for one in operands[-1:]]
+    return any(problem.sizes.of(number) * problem.main_dtype.itemsize % LOAD for number in channels)
 
 
 def _is_looked_up(load: vs.Value) -> bool:

@@ -91,7 +91,7 @@ NATIVE = (
     "gelu gelu_tanh silu mish elu leaky_relu hardtanh hardsigmoid hardswish softplus softshrink hardshrink threshold prelu"
     " softmax softmax_first softmax_to_float log_softmax layer_norm layer_norm_plain group_norm rms_norm batch_norm"
     " batch_norm_training instance_norm tril eye linspace arange full fmax fmin lerp addcmul addcdiv sinc entr ndtr logit xlogy"
-    " xlog1py logaddexp logaddexp2 heaviside nan_to_num float_power ldexp var_mean_last std_all logsumexp aminmax"
+    " xlog1py logaddexp logaddexp2 heaviside nan_to_num float_power ldexp ldexp_whole var_mean_last std_all logsumexp aminmax"
     " nansum_all norm_3_last count_nonzero_last floor_divide clamp_tensor where masked_fill isfinite isposinf"
 )
 

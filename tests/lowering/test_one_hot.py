@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import pytest
 import torch
 from op_case import capture
@@ -130,3 +132,53 @@ def test_an_index_outside_is_still_an_error() -> None:
     graph = lower(reinplace(capture(put, (c, t), "fake")), LoweringContext())
     [node] = [node for node in graph.nodes if isinstance(node, ir.Pointwise)]
     assert any(value.op == "assert" for value in vs.topological([node.value]))
+
+
+def added(sizes: tuple[int, int], dim: int, kind: torch.dtype = torch.float32) -> Callable[[Tensor, Tensor], Tensor]:
+    return lambda c, t: torch.zeros(sizes, dtype=kind).scatter_add(dim, t, c) * 2
+
+
+def test_one_addition_a_row_to_zeros_is_no_scatter() -> None:
+    """As in the gradient of picked elements: no atomics, and no zeros that are filled before."""
+    c, t = inputs()
+    assert scatters_of(added((6, COLUMNS), 1), c, t) == 0
+    assert scatters_of(added((COLUMNS, 6), 0), c.t(), t.t()) == 0
+    assert scatters_of(added((6, COLUMNS), 1, torch.int64), t * 3, t) == 0
+    assert scatters_of(lambda c, t: added((6, COLUMNS), 1)(c.tanh().exp().sin().lgamma(), t), c, t) == 0, "dear, so stored"
+
+
+def test_other_additions_are_scattered() -> None:
+    c, t = inputs()
+    assert scatters_of(added((6, COLUMNS), 1), c.expand(6, 2), t.expand(6, 2)) == 1, "two a row"
+    assert scatters_of(lambda c, t: torch.ones(6, COLUMNS).scatter_add(1, t, c), c, t) == 1, "to ones"
+    assert scatters_of(added((7, COLUMNS), 1), c, t) == 1, "a row without a number"
+    assert scatters_of(added((6, COLUMNS), 1), c.expand(6, 2), t) == 1, "a larger source"
+
+
+def test_one_element_of_each_row_by_advanced_indices_is_no_scatter() -> None:
+    """As in the gradient of `x[torch.arange(len(x)), labels]`, with indices that count from the end."""
+    c, t = inputs()
+    label = t[:, 0] - 20
+    zeros = (6, COLUMNS)
+    assert (
+        scatters_of(lambda c, t: torch.zeros(zeros).index_put((torch.arange(6), t), c, accumulate=True) * 2, c[:, 0], label)
+        == 0
+    )
+    assert scatters_of(lambda c, t: torch.ones(zeros).index_put((torch.arange(6), t), c) * 2, c[:, 0], label) == 0
+    assert (
+        scatters_of(lambda c, t: torch.zeros(COLUMNS, 6).index_put((t, torch.arange(6)), c.sin().lgamma()), c[:, 0], label) == 0
+    )
+    assert scatters_of(lambda c, t: torch.zeros(zeros).index_put((t % 6, t), c, accumulate=True), c[:, 0], label) == 1, (
+        "which rows?"
+    )
+    assert scatters_of(lambda c, t: torch.zeros(7, COLUMNS).index_put((torch.arange(6), t), c), c[:, 0], label) == 1, (
+        "some rows"
+    )
+
+
+def test_elements_of_rows_in_three_dimensions() -> None:
+    """The loops of what is kept stand before or after those of the indices."""
+    t, c, put = torch.tensor([3, 0, 4, 4, 1, 2]), torch.randn(6, 5), torch.ops.aten.index_put
+    assert scatters_of(lambda c, t: put(torch.zeros(6, 7, 5), [torch.arange(6), t], c, True) * 2, c, t) == 0
+    assert scatters_of(lambda c, t: put(torch.zeros(5, 6, 7), [None, torch.arange(6), t], c.t(), True), c, t) == 0
+    assert scatters_of(lambda c, t: put(torch.zeros(6, 5, 7), [torch.arange(6), None, t], c, True), c, t) == 0

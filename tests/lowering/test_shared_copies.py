@@ -85,3 +85,53 @@ def test_what_eager_has_made_contiguous_is_stored_so() -> None:
     graph = check(lambda x, w: x @ (w * 2).t().contiguous(), [torch.randn(7, 12), torch.randn(10, 12)], externs=CALLS)
     [copy] = copies(graph)
     assert [size.as_int() for size in graph.buffers[copy].sizes] == [12, 10]
+
+
+SAVED: dict[str, tuple[Callable[..., tuple[Tensor, ...]], list[Tensor], str]] = {
+    "matmul": (lambda x, w: ((x * 2).relu(), (x * 2).relu() @ w), [torch.randn(5, 6), torch.randn(6, 7)], "mm"),
+    "batches": (
+        lambda x, w: ((x * 2).relu().transpose(1, 2), torch.bmm(w, (x * 2).relu())),
+        [torch.randn(2, 5, 6), torch.randn(2, 7, 5)],
+        "bmm",
+    ),
+    "row of an image": (
+        lambda x, w: ((x * 2).relu(), torch.conv2d((x * 2).relu().unsqueeze(2), w)),
+        [torch.randn(2, 3, 9), torch.randn(4, 3, 1, 2)],
+        "convolution",
+    ),
+    "copy of an input": (
+        lambda x, w: (x.clone(memory_format=torch.channels_last), torch.conv2d(x.clone(memory_format=torch.channels_last), w)),
+        [torch.randn(2, 3, 5, 6), torch.randn(4, 3, 2, 2)],
+        "convolution",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", SAVED)
+def test_what_a_call_has_stored_is_the_result_that_is_saved(name: str) -> None:
+    """Activations that a library's matmul or convolution reads are saved for their gradients: one buffer."""
+    function, args, operator = SAVED[name]
+    graph = check(function, args, externs=frozenset({f"aten.{operator}.default"}))
+    [copy] = copies(graph)
+    result = graph.buffers[graph.outputs[0].buffer]
+    assert copy in (result.name, result.alias_of)
+
+
+def test_results_of_their_own_are_not_one_buffer() -> None:
+    """A caller may write one of them."""
+
+    def f(x: Tensor, w: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        y = (x * 2).relu()
+        return y, y.clone(), y @ w
+
+    graph = check(f, [torch.randn(5, 6), torch.randn(6, 7)], externs=CALLS)
+    assert len({graph.outputs[k].buffer for k in range(2)}) == 2
+
+
+def test_a_result_is_not_the_copy_from_before_a_write() -> None:
+    def f(x: Tensor, w: Tensor) -> tuple[Tensor, Tensor]:
+        first = (x * 2).relu() @ w
+        x.add_(1)
+        return first, (x * 2).relu()
+
+    check(f, [torch.randn(5, 6), torch.randn(6, 7)], externs=CALLS)

@@ -416,3 +416,12 @@ def test_what_is_stored_for_a_library_call_is_not_computed_again() -> None:
     [matmul] = matmuls(plan)
     assert operations(matmul) <= {"load", "round_to"}
     assert [step for step in plan.steps if isinstance(step, Call)]
+
+
+def test_a_filter_may_be_a_view_of_a_vector() -> None:
+    """Its channels are those of the view that the library reads: the vector has no second dimension."""
+
+    def f(x: Tensor, g: Tensor) -> Tensor:
+        return F.conv2d(F.conv2d(x, g.view(1, 1, 1, 5)), g.view(1, 1, 5, 1))
+
+    assert planned(f, t(4, 1, 60, 61), t(5)).steps
