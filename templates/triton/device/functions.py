@@ -216,63 +216,35 @@ def erfcx(x):
 
 @triton.jit
 def lgamma(x):
-    return libdevice.lgamma(x)
+    return libdevice.lgamma(x.to(tl.float64)).to(x.dtype)
 
 
 @triton.jit
-def digamma(x):
-    """Reflection, recurrence, then the asymptotic series: Abramowitz and Stegun, 6.3.7, 6.3.5, 6.3.18."""
-    if x.dtype == tl.float32:
-        return digamma_of_float(x)
-    else:
-        return digamma_of_double(x)
-
-
-@triton.jit
-def digamma_of_float(x):
-    """As exact as eager, whose arithmetic is of float32, too: doubles took 40 times as long."""
+def digamma(number):
+    """Reflection, recurrence up to 10, then the asymptotic series: Abramowitz and Stegun, 6.3.7, 6.3.5, 6.3.18. What the
+    recurrence adds up is one fraction: divisions of doubles take longer than all else."""
+    x = number.to(tl.float64)
     mirrored = x < 0
     y = tl.where(mirrored, 1.0 - x, x)
-    result = y * 0.0
-    for _ in tl.static_range(6):
-        low = y < 6.0
-        result = tl.where(low, result - approximate_reciprocal(y), result)
-        y = tl.where(low, y + 1.0, y)
-    inverse = approximate_reciprocal(y)
-    z = inverse * inverse
-    tail = z * (1.0 / 12.0 + z * (-1.0 / 120.0 + z * (1.0 / 252.0 + z * (-1.0 / 240.0 + z * (1.0 / 132.0)))))
-    result = result + log(y) - 0.5 * inverse - tail
-    fraction = x - trunc(x)
-    fraction = tl.where(tl.abs(fraction) > 0.5, fraction + 1.0, fraction)  # of numbers below 0
-    result = tl.where(mirrored, result - truediv(3.141592653589793, tan(fraction * 3.141592653589793)), result)
-    return with_poles(x, fraction, result)
-
-
-@triton.jit
-def with_poles(x, fraction, result):
-    """What digamma is where the series says nothing: at whole numbers up to 0, and at infinity."""
-    result = tl.where((x < 0) & (fraction == 0), float("nan"), result)
-    result = tl.where(x == float("inf"), x, result)
-    return tl.where(x == 0, copysign(x + float("inf"), neg(x)), result)
-
-
-@triton.jit
-def digamma_of_double(x):
-    mirrored = x < 0
-    y = tl.where(mirrored, 1.0 - x, x)
-    result = y * 0.0
-    for _ in range(10):
+    above = y * 0.0
+    below = above + 1.0
+    for _ in tl.static_range(10):
         low = y < 10.0
-        result = tl.where(low, result - truediv(1.0, y), result)
+        above = tl.where(low, above * y + below, above)
+        below = tl.where(low, below * y, below)
         y = tl.where(low, y + 1.0, y)
-    z = truediv(1.0, y * y)
+    inverse = truediv(1.0, y)
+    z = inverse * inverse
     tail = -691.0 / 32760.0 + z * (1.0 / 12.0)
     tail = -1.0 / 240.0 + z * (1.0 / 132.0 + z * tail)
     tail = z * (1.0 / 12.0 + z * (-1.0 / 120.0 + z * (1.0 / 252.0 + z * tail)))
-    result = result + log(y) - truediv(0.5, y) - tail
+    result = log(y) - 0.5 * inverse - tail - truediv(above, below)
     fraction = x - trunc(x)
-    result = tl.where(mirrored, result - truediv(3.141592653589793, tan(fraction * 3.141592653589793)), result)
-    return with_poles(x, fraction, result)
+    cotangent = truediv(libdevice.cospi(fraction), libdevice.sinpi(fraction))
+    result = tl.where(mirrored, result - 3.141592653589793 * cotangent, result)
+    result = tl.where(mirrored & (fraction == 0), float("nan"), result)
+    result = tl.where(x == float("inf"), x, result)
+    return tl.where(x == 0, copysign(x + float("inf"), neg(x)), result).to(number.dtype)
 
 
 @triton.jit

@@ -90,8 +90,6 @@ from kgen.templates.triton.device.functions import (
     cos,
     cosh,
     digamma,
-    digamma_of_double,
-    digamma_of_float,
     erf,
     erfc,
     erfcx,
@@ -126,7 +124,6 @@ from kgen.templates.triton.device.functions import (
     spherical_bessel_j0,
     tan,
     tanh,
-    with_poles,
 )
 from kgen.templates.triton.device.integers import float_of_byte, multiply_halves
 from kgen.templates.triton.device.intrinsics import (
