@@ -35,6 +35,7 @@ from kgen.scheduler.tiling.loops import (
     usual_stride,
 )
 from kgen.scheduler.tiling.registers import registers_of_a_point, registers_of_a_row
+from kgen.scheduler.tiling.unrolling import unrolled
 
 # A tile pays on both axes only where each is at least this long.
 MIN_TILE = 16
@@ -132,6 +133,7 @@ def _tiled(kernel: Kernel, graph: ir.Graph, sizes: Sizes, gpu: Gpu, reorder: boo
     if reorder:
         kernel = ordered(kernel, touches, sizes)
     kernel = collapsed(kernel)
+    kernel = unrolled(kernel, graph, sizes, gpu) if reorder else kernel
     touches = list(distinct_touches(kernel, graph, sizes))
     wide = not _fits_32(kernel)
     if kernel.share is not None:
