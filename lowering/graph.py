@@ -31,6 +31,7 @@ from kgen.lowering.short_axes import unroll_short_axes
 from kgen.lowering.table import Rule
 from kgen.lowering.tensor import Tensor, number_of, rounded, unsupported
 from kgen.lowering.unbacked import UNBACKED
+from kgen.lowering.unread_positions import drop_unread_positions
 
 # A value used by several consumers is stored once it costs more than this (in additions); the scheduler may still keep it in
 # registers. Below it, computing it again is cheaper than a trip through memory.
@@ -100,6 +101,7 @@ class _Lowering:
         graph = self.builder.graph
         if len(graph.nodes) > 1:  # one node reads what it is given
             unroll_short_axes(graph, self.builder.fresh)
+        drop_unread_positions(graph)
         if any(isinstance(node, ir.Contraction) for node in graph.nodes):
             note_fused_calls(self.builder)
         graph.size_hints, graph.derived = self.symbols.size_hints(), dict(self.symbols.derived)
