@@ -58,6 +58,11 @@ COMBO_POINTS = 2048
 # Warps of the one program that runs kernels in order, and points of its tile along rows and in all: its few tiles follow each
 # other, so that latency counts.
 SEQUENCE_WARPS, SEQUENCE_ROW, SEQUENCE_POINTS = 16, 4096, 16384
+# Steps along rows of arithmetic that hold few points past the end, one of so many at most; points of such a tile; and programs
+# that each SM has to have of it.
+SHORT_STEPS, SHORTEST_WASTE, SHORT_STEP_POINTS, PROGRAMS_OF_STEPS = (32, 16, 8, 4), 32, 1024, 4
+# Operations that take an SM as long as its share of memory takes for a byte.
+OPERATIONS_OF_A_BYTE = 6
 # Points that a program of a reduction holds at once.
 REDUCTION_POINTS = 4096
 MAX_WARPS = 32
@@ -414,15 +419,44 @@ def _reduction(kernel: Kernel, touches: list[Touch], sizes: Sizes, gpu: Gpu, wid
         again = kernel.sections > 1
         r = _again_step(rows, length, gpu) if again else _step(length, 2 * REDUCTION_POINTS)
         blocks = Blocks(x=1, r=r, warps=max(WALKING_WARPS, r // AGAIN_WARP) if again else WALKING_WARPS)
+    steps = _short_steps(kernel, touches, across, sizes, gpu) if whole else None
+    if steps is not None:
+        return Tiling(kernel, kernel.outer, (), steps, False, wide)
     if not across:
-        blocks = _lightened(kernel, blocks)
+        blocks = _lightened(kernel, blocks, length)
         whole = whole and blocks.r >= length
     elif whole:
         blocks = _lightened_columns(kernel, blocks)
     return Tiling(kernel, kernel.outer, (), blocks, whole, wide)
 
 
-def _lightened(kernel: Kernel, blocks: Blocks) -> Blocks:
+def _short_steps(kernel: Kernel, touches: list[Touch], across: bool, sizes: Sizes, gpu: Gpu) -> Blocks | None:
+    """A tile that walks its rows in short steps, where holding them wastes what takes the time: points past the end. Threads
+    then have rows to themselves, and add up what they made once. None where that is not so, or a row is read again."""
+    rows, length = sizes.points(kernel.outer), sizes.points(kernel.inner)
+    if 8 * (power_of_two(length) - length) <= length or kernel.sections > 1 or kernel.rows:
+        return None
+    if any(s.inner and s.kind not in ("pointwise", "reduction", "scatter") for s in kernel.statements):
+        return None
+    if across:
+        r = 1
+    elif _waits_for_arithmetic(kernel, touches, sizes):
+        r = next(step for step in (*SHORT_STEPS, 1) if SHORTEST_WASTE * (-length % step) <= length)
+    else:
+        return None
+    x = min(power_of_two(rows), (THREADS if across else SHORT_STEP_POINTS) // r)
+    while x > 1 and rows < x * gpu.compute_units * PROGRAMS_OF_STEPS:
+        x //= 2
+    return Blocks(x=x, r=r, warps=max(1, min(THREADS, x * r) // 32)) if x * r >= 32 else None
+
+
+def _waits_for_arithmetic(kernel: Kernel, touches: list[Touch], sizes: Sizes) -> bool:
+    """Whether a point's operations take longer than what it moves, as in a table of all pairs of a few numbers."""
+    moved = sum(touch.distinct for touch in touches) / sizes.points((*kernel.outer, *kernel.inner))
+    return cost_of_a_point(kernel) > OPERATIONS_OF_A_BYTE * moved
+
+
+def _lightened(kernel: Kernel, blocks: Blocks, length: int) -> Blocks:
     """With fewer points a thread where their values would not be in its registers: such as bilinear samples, which have twenty
     at a time; or where arithmetic takes the time, which more threads of an SM share. Rows are walked then, unless they are
     read again."""
@@ -439,7 +473,7 @@ def _lightened(kernel: Kernel, blocks: Blocks) -> Blocks:
             blocks = replace(blocks, r=blocks.r // 2)
         else:
             break
-    return blocks
+    return replace(blocks, r=_step(length, blocks.r)) if blocks.r < length else blocks
 
 
 def _lightened_columns(kernel: Kernel, blocks: Blocks) -> Blocks:
