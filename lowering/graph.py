@@ -37,8 +37,8 @@ from kgen.lowering.unread_positions import drop_unread_positions
 # registers. Below it, computing it again is cheaper than a trip through memory.
 CHEAP = 6
 # The same on a GPU, of a large tensor that reads one of its size, and otherwise rows and columns: below the cost of an
-# exponential.
-CHEAP_ON_GPU, LARGE = 14, 1 << 20
+# exponential. A float32 is twice the bytes: there an element of a softmax takes less time than a trip through memory.
+CHEAP_ON_GPU, CHEAP_FLOAT32_ON_GPU, LARGE = 14, 24, 1 << 20
 # A value that reads this many buffers or has this many operations is stored whatever its users, to bound code size.
 MAX_LOADS = 24
 MAX_COST = 600
@@ -294,7 +294,7 @@ class _Lowering:
             result = result.with_value(vs.cast(result.value, result.dtype))
         if result.value.op == "load" or not self._should_store(node, result):
             return result
-        cheap = CHEAP_ON_GPU if self._is_large_on_gpu(result) else CHEAP
+        cheap = _cheap_on_gpu(result) if self._is_large_on_gpu(result) else CHEAP
         if self.context.inlining and remaining_cost(result) <= cheap and not self._is_multiplied(node):
             thin = with_row_values_stored(self.builder, result)
             if not self._should_store(node, thin):
@@ -351,7 +351,7 @@ class _Lowering:
         if not _is_read_again(node) or (not reads and cost <= CHEAP_FROM_INDICES):
             return False
         full = [v for v in reads if self._is_full(v, tensor)]
-        return len(full) > 1 or cost > (CHEAP_ON_GPU if self._saves_traffic(node, tensor, full) else CHEAP)
+        return len(full) > 1 or cost > (_cheap_on_gpu(tensor) if self._saves_traffic(node, tensor, full) else CHEAP)
 
     def _saves_traffic(self, node: Node, tensor: Tensor, full: Sequence[Any]) -> bool:
         """Whether each reader moves fewer bytes where it computes the value again, on a device whose arithmetic waits for
@@ -400,6 +400,11 @@ class _Lowering:
             cause=f"{wanted} is no multiple of a nested int among the arguments",
             line=self.builder.origin.line,
         )
+
+
+def _cheap_on_gpu(tensor: Tensor) -> int:
+    """Operations that take no longer than what a store of an element saves."""
+    return CHEAP_FLOAT32_ON_GPU if tensor.dtype is torch.float32 else CHEAP_ON_GPU
 
 
 def is_nested_int(value: Any) -> bool:
