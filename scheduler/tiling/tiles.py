@@ -61,6 +61,8 @@ SEQUENCE_WARPS, SEQUENCE_ROW, SEQUENCE_POINTS = 16, 4096, 16384
 # Steps along rows of arithmetic that hold few points past the end, one of so many at most; points of such a tile; and programs
 # that each SM has to have of it.
 SHORT_STEPS, SHORTEST_WASTE, SHORT_STEP_POINTS, PROGRAMS_OF_STEPS = (32, 16, 8, 4), 32, 1024, 4
+# Short columns of an SM from which threads enough have two columns each, and those of a program then.
+MANY_COLUMNS, COLUMN_PAIRS = 4096, 256
 # Operations that take an SM as long as its share of memory takes for a byte.
 OPERATIONS_OF_A_BYTE = 6
 # Points that a program of a reduction holds at once.
@@ -439,15 +441,14 @@ def _short_steps(kernel: Kernel, touches: list[Touch], across: bool, sizes: Size
     if any(s.inner and s.kind not in ("pointwise", "reduction", "scatter") for s in kernel.statements):
         return None
     if across:
-        r = 1
-    elif _waits_for_arithmetic(kernel, touches, sizes):
-        r = next(step for step in (*SHORT_STEPS, 1) if SHORTEST_WASTE * (-length % step) <= length)
-    else:
+        return Blocks(x=COLUMN_PAIRS, r=1, warps=COLUMN_WARPS) if rows >= gpu.compute_units * MANY_COLUMNS else None
+    if not _waits_for_arithmetic(kernel, touches, sizes):
         return None
-    x = min(power_of_two(rows), (THREADS if across else SHORT_STEP_POINTS) // r)
+    r = next(step for step in (*SHORT_STEPS, 1) if SHORTEST_WASTE * (-length % step) <= length)
+    x = SHORT_STEP_POINTS // r
     while x > 1 and rows < x * gpu.compute_units * PROGRAMS_OF_STEPS:
         x //= 2
-    return Blocks(x=x, r=r, warps=max(1, min(THREADS, x * r) // 32)) if x * r >= 32 else None
+    return Blocks(x=x, r=r, warps=min(THREADS, x * r) // 32) if x * r >= THREADS else None
 
 
 def _waits_for_arithmetic(kernel: Kernel, touches: list[Touch], sizes: Sizes) -> bool:
