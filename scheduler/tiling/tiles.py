@@ -140,6 +140,7 @@ def _tiled(kernel: Kernel, graph: ir.Graph, sizes: Sizes, gpu: Gpu, reorder: boo
     if reorder:
         kernel = ordered(kernel, touches, sizes)
     kernel = collapsed(kernel)
+    looped = kernel
     kernel = unrolled(kernel, graph, sizes, gpu) if reorder else kernel
     touches = list(distinct_touches(kernel, graph, sizes))
     wide = not _fits_32(kernel)
@@ -164,7 +165,8 @@ def _tiled(kernel: Kernel, graph: ir.Graph, sizes: Sizes, gpu: Gpu, reorder: boo
         rows = kernel.outer[:-1] if _has_row_values(kernel, touches, blocks.x, sizes) else ()
         return Tiling(kernel, kernel.outer[len(rows) :], rows, blocks, True, wide)
     y = (*(v for v in kernel.outer[:-1] if v is not slow), slow)
-    blocks = _plane_blocks(kernel.outer[-1], slow, sizes)
+    results = sizes.points(looped.outer) // max(1, sizes.points(kernel.outer))
+    blocks = _plane_blocks(kernel.outer[-1], slow, sizes, results)
     return Tiling(kernel, kernel.outer[-1:], y, blocks, True, wide)
 
 
@@ -392,10 +394,10 @@ def _touched(kernel: Kernel, graph: ir.Graph) -> set[str]:
     return {n for n in found if n in graph.buffers}
 
 
-def _plane_blocks(fast: Var, slow: Var, sizes: Sizes) -> Blocks:
-    """A tile whose sides are whole cache lines of both kinds of access."""
+def _plane_blocks(fast: Var, slow: Var, sizes: Sizes, results: int) -> Blocks:
+    """A tile whose sides are whole cache lines of both kinds of access; shorter where points have several results each."""
     x = min(64, power_of_two(sizes.of(fast.extent)))
-    y = min(128, power_of_two(sizes.of(slow.extent)))
+    y = max(MIN_TILE, min(128, power_of_two(sizes.of(slow.extent))) // power_of_two(results))
     return Blocks(x=x, y=y, warps=8 if x * y > 4096 else 4)
 
 
