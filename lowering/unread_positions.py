@@ -1,7 +1,7 @@
 """Reductions that find a largest element and its position, where nobody reads the position: the element is enough.
 
-    before   v, p = argmax over r of x[i, r]      and only v is read, as in x.max(-1).values
-    after    v = max over r of x[i, r]
+before   v, p = argmax over r of x[i, r]      and only v is read, as in x.max(-1).values
+after    v = max over r of x[i, r]
 """
 
 from __future__ import annotations

@@ -17,6 +17,7 @@ import torch
 from kgen.device import Gpu
 from kgen.ir import index as ix
 from kgen.ir import nodes as ir
+from kgen.ir import ops
 from kgen.ir import values as vs
 from kgen.ir.index import Expr, Sizes, Var
 from kgen.ir.plan import MAX_PERSISTENT, Blocks, ComboKernel, Kernel, Statement, Tiling
@@ -501,8 +502,10 @@ def _registers(kernel: Kernel) -> Callable[[Blocks], int]:
 
 
 def cost_of_a_point(kernel: Kernel) -> int:
-    """Elementary operations of an inner point."""
-    return vs.total_cost([root for s in kernel.statements if s.inner for root in s.roots])
+    """Elementary operations of an inner point, without those of its row."""
+    inner = frozenset(kernel.inner)
+    values = vs.topological([root for s in kernel.statements if s.inner for root in s.roots])
+    return sum(ops.cost(value.op) for value in values if not inner.isdisjoint(value.variables()))
 
 
 def _points_of_a_thread(blocks: Blocks) -> int:

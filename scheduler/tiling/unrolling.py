@@ -3,7 +3,8 @@
     before   y[i, c < 3] = f(i) * x[i, c]                                    f(i) is computed by three threads
     after    t = f(i);  y[i, 0] = t * x[i, 0];  y[i, 1] = t * x[i, 1];  y[i, 2] = t * x[i, 2]
 
-One thread then has all points of the loop. Indices count as work: a point of three loops divides several times to find its place.
+One thread then has all points of the loop. Indices count as work: a point of three loops divides several times to find its
+loop variables.
 """
 
 from __future__ import annotations
@@ -23,13 +24,13 @@ from kgen.scheduler.tiling.loops import collapsed, usual_stride
 
 # Points of a loop that is written point by point, at most, and statements of the kernel that comes of it.
 MOST_POINTS, MOST_STATEMENTS = 12, 64
-# Turns that the points of a longer loop may take: their results are neighbours, which one store has.
+# Turns that the points of a longer loop may take: their results are adjacent, and one store has them.
 NUMBERS = (2, 4)
 # How many times less work there has to be.
 GAIN = 1.5
 # Instructions of a division by a known number or its remainder, and of an access besides.
 DIVISION, ACCESS = 4, 2
-# What neighbouring threads store lies so many bytes apart, at most: a sector of a cache line.
+# Bytes between what neighbouring threads store, at most: a sector of a cache line.
 SECTOR = 32
 # Threads that each SM has to have left: with fewer of them, it waits for memory.
 THREADS_PER_SM = 2048
@@ -37,10 +38,10 @@ THREADS_PER_SM = 2048
 
 @dataclass(frozen=True, slots=True)
 class _Loop:
-    """A loop to be written point by point: the places of its points, and what is left of it for a thread to go along."""
+    """A loop to be written point by point: the indices of its points, and what is left of it for a thread to go along."""
 
     v: Var
-    places: tuple[Expr, ...]
+    points: tuple[Expr, ...]
     left: Var | None = None
 
     def without(self, loops: Iterable[Var]) -> tuple[Var, ...]:
@@ -58,7 +59,7 @@ def unrolled(kernel: Kernel, graph: ir.Graph, sizes: Sizes, gpu: Gpu) -> Kernel:
         if not _leaves_enough(loop.without(kernel.outer), sizes, gpu):
             continue
         made = replace(kernel, outer=loop.without(kernel.outer), statements=_at_each_point(statements, loop))
-        work = _work(made.outer, made.statements) / len(loop.places)
+        work = _work(made.outer, made.statements) / len(loop.points)
         if work < least and len(made.statements) <= MOST_STATEMENTS and _moves_sectors(kernel, made, loop, graph, sizes):
             least, found = work, made
     return found if found is kernel else collapsed(found)
@@ -89,8 +90,10 @@ def _least_divisor(kernel: Kernel, v: Var) -> int:
 
 
 def _is_pointwise(kernel: Kernel) -> bool:
-    """Whether points are independent, nothing is updated, and no random numbers are shared among neighbours."""
+    """Whether points are independent, nothing is updated, and no random numbers are shared among points."""
     if kernel.inner or kernel.share is not None or any(s.kind != "pointwise" or s.target for s in kernel.statements):
+        return False
+    if any(ix.indirects(e) for s in kernel.statements for e in s.store):
         return False
     return not any(value.op in ops.RANDOM for s in kernel.statements for value in vs.topological(s.roots))
 
@@ -105,7 +108,9 @@ def _moves_sectors(old: Kernel, new: Kernel, loop: _Loop, graph: ir.Graph, sizes
     if loop.v is not old.outer[-1]:
         return True
     fast = new.outer[-1]
-    stores = ((s.store[0], graph.buffers[o].dtype) for s in new.statements for o, kept in zip(s.outs, s.stored, strict=True) if kept)
+    stores = (
+        (s.store[0], graph.buffers[o].dtype) for s in new.statements for o, kept in zip(s.outs, s.stored, strict=True) if kept
+    )
     if not all(_is_near(offset, fast, SECTOR // dtype.itemsize, sizes) for offset, dtype in stores):
         return False
     read = (load.attr[1][0] for s in new.statements for load in vs.loads(s.roots))
@@ -121,22 +126,26 @@ def _without_locals(statements: Iterable[Statement]) -> list[Statement]:
     """What is stored, computed from memory alone: what a statement reads of those before is that statement's value."""
     made: dict[str, Value] = {}
     found = []
+
+    def computed(load: Value) -> Value | None:
+        return made.get(load.attr[0])
+
     for s in statements:
         masks = [] if s.mask is None else [s.mask]
-        value, *masks = vs.replace_loads([s.value, *masks], lambda load: made.get(load.attr[0]))
-        made |= dict.fromkeys(s.outs, value)
+        value, *masks = vs.replace_loads([s.value, *masks], computed)
+        made.update(dict.fromkeys(s.outs, value))
         if any(s.stored):
             found.append(replace(s, value=value, mask=masks[0] if masks else None))
     return found
 
 
 def _at_each_point(statements: Iterable[Statement], loop: _Loop) -> tuple[Statement, ...]:
-    """Each statement at all points of a loop, one after the other: what they store may be neighbours. What is stored at one
+    """Each statement at all points of a loop, one after the other: what they store may be adjacent. What is stored at one
     point alone is left out of the others."""
     found: dict[Statement, None] = {}
     for s in statements:
-        for place in loop.places:
-            made = s.substituted({loop.v: place})
+        for point in loop.points:
+            made = s.substituted({loop.v: point})
             if made.mask is None or made.mask.op != "const":
                 found[made] = None
             elif made.mask.attr:
@@ -151,6 +160,6 @@ def _work(loops: tuple[Var, ...], statements: Iterable[Statement]) -> int:
     exprs = [*(e for value in values for e in vs.index_exprs(value)), *(e for s in statements for e in s.store)]
     atoms = {atom for e in exprs for atom in ix.free_atoms(e)}
     divided = {atom for e in exprs for mono, _ in e.terms for atom in mono if isinstance(atom, ix.FloorDiv | ix.Mod)}
-    places = 2 * sum(v in atoms for v in loops) - 2
+    variables = 2 * sum(v in atoms for v in loops) - 2
     accesses = sum(value.op == "load" for value in values) + sum(any(s.stored) for s in statements)
-    return vs.total_cost(roots) + ACCESS * accesses + DIVISION * (len(divided) + max(0, places))
+    return vs.total_cost(roots) + ACCESS * accesses + DIVISION * (len(divided) + max(0, variables))

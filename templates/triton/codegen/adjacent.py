@@ -1,4 +1,4 @@
-"""Results of a point that are neighbours in memory, such as those of a stack along the last dimension: one store has them all.
+"""Results of a point that are adjacent in memory, such as those of a stack along the last dimension: one store has them all.
 
 Apart, each store of a warp would write a part of each sector only.
 """
@@ -18,15 +18,15 @@ NUMBERS, VECTOR = (4, 2), 16
 
 
 def runs_of_stores(statements: Sequence[Statement], graph: ir.Graph) -> Iterator[Sequence[Statement]]:
-    """The statements in order, those in one list whose results are neighbours."""
+    """The statements in order, those in one list whose results are adjacent."""
     at = 0
     while at < len(statements):
-        number = next((n for n in NUMBERS if _are_neighbours(statements[at : at + n], n, graph)), 1)
+        number = next((n for n in NUMBERS if _are_adjacent(statements[at : at + n], n, graph)), 1)
         yield statements[at : at + number]
         at += number
 
 
-def _are_neighbours(statements: Sequence[Statement], number: int, graph: ir.Graph) -> bool:
+def _are_adjacent(statements: Sequence[Statement], number: int, graph: ir.Graph) -> bool:
     if len(statements) < number or not all(_only_stores(s) for s in statements):
         return False
     names = [s.outs[0] for s in statements]
@@ -39,7 +39,7 @@ def _are_neighbours(statements: Sequence[Statement], number: int, graph: ir.Grap
         return False
     if ix.mod(first, number) != 0:  # no vector begins there
         return False
-    return all((place - first).as_int() == k for k, place in enumerate(others, 1))
+    return all((offset - first).as_int() == k for k, offset in enumerate(others, 1))
 
 
 def _only_stores(s: Statement) -> bool:

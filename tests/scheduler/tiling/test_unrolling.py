@@ -50,6 +50,12 @@ def halves(x: Tensor, scale: Tensor) -> Tensor:
     return x * torch.erf(scale).repeat_interleave(2, 1)
 
 
+def indexed(x: Tensor, table: Tensor) -> Tensor:
+    """The rows come of what another statement makes."""
+    at = (torch.sigmoid(x) * 30).long()
+    return table[at] * x[:, None]
+
+
 def added(x: Tensor) -> Tensor:
     """Nothing is the same at all channels."""
     return x + 1
@@ -96,7 +102,7 @@ def test_points_that_take_turns() -> None:
 
 @pytest.mark.interpret
 @pytest.mark.parametrize("number", [2, 4])
-def test_neighbours_are_stored_together(number: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_adjacent_results_are_stored_together(number: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(unrolling, "THREADS_PER_SM", 1)
 
     def several(s: Tensor) -> Tensor:
@@ -137,9 +143,10 @@ def test_others_stay_loops(fn: Callable[..., object], sizes: list[tuple[int, ...
         (outer, lambda: (torch.rand(130) + 0.5, torch.rand(130, 9))),
         (channels, lambda: (torch.randint(0, 255, (3, 17, 13, 3), dtype=torch.uint8), torch.rand(3))),
         (nibbles, lambda: (torch.randint(0, 255, (33, 20), dtype=torch.uint8), torch.rand(33))),
+        (indexed, lambda: (torch.randn(500), torch.randn(30, 3))),
         (updated, lambda: (torch.rand(300, 3), torch.rand(300))),
     ],
-    ids=["stacked", "outer", "channels", "nibbles", "updated"],
+    ids=["stacked", "outer", "channels", "nibbles", "indexed", "updated"],
 )
 def test_values(fn: Callable[..., object], args: Callable[[], tuple[Tensor, ...]], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(unrolling, "THREADS_PER_SM", 1)
