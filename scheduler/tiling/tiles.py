@@ -62,10 +62,10 @@ SEQUENCE_WARPS, SEQUENCE_ROW, SEQUENCE_POINTS = 16, 4096, 16384
 # Steps along rows of arithmetic that hold few points past the end, one of so many at most; points of such a tile; and programs
 # that each SM has to have of it.
 SHORT_STEPS, SHORTEST_WASTE, SHORT_STEP_POINTS, PROGRAMS_OF_STEPS = (32, 16, 8, 4), 32, 1024, 4
-# Short columns of an SM from which threads enough have two columns each, and those of a program then.
-MANY_COLUMNS, COLUMN_PAIRS = 4096, 256
 # Operations that take an SM as long as its share of memory takes for a byte.
 OPERATIONS_OF_A_BYTE = 6
+# Short columns of an SM from which threads enough have two columns each, and those of a program then.
+MANY_COLUMNS, COLUMN_PAIRS = 4096, 256
 # Points that a program of a reduction holds at once.
 REDUCTION_POINTS = 4096
 MAX_WARPS = 32

@@ -1,4 +1,5 @@
-"""Writes short loops of pointwise kernels on a GPU point by point, where most of the work is the same at all of their points.
+"""Writes short loops of pointwise kernels on a GPU point by point, where arithmetic takes longer than memory, and most of it is
+the same at all of their points.
 
     before   y[i, c < 3] = f(i) * x[i, c]                                    f(i) is computed by three threads
     after    t = f(i);  y[i, 0] = t * x[i, 0];  y[i, 1] = t * x[i, 1];  y[i, 2] = t * x[i, 2]
@@ -20,14 +21,15 @@ from kgen.ir import values as vs
 from kgen.ir.index import Expr, Sizes, Var
 from kgen.ir.plan import Kernel, Statement
 from kgen.ir.values import Value
-from kgen.scheduler.tiling.loops import collapsed, usual_stride
+from kgen.scheduler.tiling.loops import collapsed, distinct_touches, usual_stride
 
 # Points of a loop that is written point by point, at most, and statements of the kernel that comes of it.
 MOST_POINTS, MOST_STATEMENTS = 12, 64
 # Turns that the points of a longer loop may take: their results are adjacent, and one store has them.
 NUMBERS = (2, 4)
-# How many times less work there has to be.
-GAIN = 1.5
+# How many times less work there has to be, and no less than memory takes: operations that take an SM as long as a byte. These
+# are rough ones, of which each is several instructions.
+GAIN, OPERATIONS_OF_A_BYTE = 1.5, 3
 # Instructions of a division by a known number or its remainder, and of an access besides.
 DIVISION, ACCESS = 4, 2
 # Bytes between what neighbouring threads store, at most: a sector of a cache line.
@@ -54,19 +56,21 @@ def unrolled(kernel: Kernel, graph: ir.Graph, sizes: Sizes, gpu: Gpu) -> Kernel:
     if not _is_pointwise(kernel):
         return kernel
     statements = _without_locals(kernel.statements)
+    moved = sum(touch.distinct for touch in distinct_touches(kernel, graph, sizes)) / max(1, sizes.points(kernel.outer))
     least, found = _work(kernel.outer, statements) / GAIN, kernel
     for loop in (*_short_loops(kernel), *_turns(kernel)):
         if not _leaves_enough(loop.without(kernel.outer), sizes, gpu):
             continue
         made = replace(kernel, outer=loop.without(kernel.outer), statements=_at_each_point(statements, loop))
-        work = _work(made.outer, made.statements) / len(loop.points)
+        work = max(_work(made.outer, made.statements) / len(loop.points), OPERATIONS_OF_A_BYTE * moved)
         if work < least and len(made.statements) <= MOST_STATEMENTS and _moves_sectors(kernel, made, loop, graph, sizes):
             least, found = work, made
     return found if found is kernel else collapsed(found)
 
 
 def _short_loops(kernel: Kernel) -> Iterator[_Loop]:
-    for v in kernel.outer:
+    """Not the outermost one, such as a batch: its points are far apart, and programs of each run side by side."""
+    for v in kernel.outer[1:]:
         extent = v.extent.as_int()
         if extent is not None and 1 < extent <= MOST_POINTS:
             yield _Loop(v, tuple(ix.constant(point) for point in range(extent)))
