@@ -61,7 +61,7 @@ COMBO_POINTS = 2048
 SEQUENCE_WARPS, SEQUENCE_ROW, SEQUENCE_POINTS = 16, 4096, 16384
 # Steps along rows of arithmetic that hold few points past the end, one of so many at most; points of such a tile; and programs
 # that each SM has to have of it.
-SHORT_STEPS, SHORTEST_WASTE, SHORT_STEP_POINTS, PROGRAMS_OF_STEPS = (32, 16, 8, 4), 32, 1024, 4
+SHORT_STEPS, SHORTEST_WASTE, SHORT_STEP_POINTS, PROGRAMS_OF_STEPS = (32, 16, 8, 4), 32, 1024, 16
 # Operations that take an SM as long as its share of memory takes for a byte.
 OPERATIONS_OF_A_BYTE = 6
 # Short columns of an SM from which threads enough have two columns each, and those of a program then.
@@ -449,9 +449,7 @@ def _short_steps(kernel: Kernel, touches: list[Touch], across: bool, sizes: Size
         return None
     r = next(step for step in (*SHORT_STEPS, 1) if SHORTEST_WASTE * (-length % step) <= length)
     x = SHORT_STEP_POINTS // r
-    while x > 1 and rows < x * gpu.compute_units * PROGRAMS_OF_STEPS:
-        x //= 2
-    return Blocks(x=x, r=r, warps=min(THREADS, x * r) // 32) if x * r >= THREADS else None
+    return Blocks(x=x, r=r, warps=THREADS // 32) if rows >= x * gpu.compute_units * PROGRAMS_OF_STEPS else None
 
 
 def _waits_for_arithmetic(kernel: Kernel, touches: list[Touch], sizes: Sizes) -> bool:

@@ -77,9 +77,9 @@ def _short_loops(kernel: Kernel) -> Iterator[_Loop]:
 
 
 def _turns(kernel: Kernel) -> Iterator[_Loop]:
-    """Points of a loop that take turns: indices and values go by its quotient and its remainder, as those of two numbers in one
-    byte do."""
-    for v in kernel.outer:
+    """Points of the last loop that take turns: indices and values go by its quotient and its remainder, as two numbers in one byte
+    do."""
+    for v in kernel.outer[-1:]:
         extent, number = v.extent.as_int(), _least_divisor(kernel, v)
         if extent is not None and number in NUMBERS and extent % number == 0 and extent > MOST_POINTS:
             left = ix.var(f"{v.name}q", extent // number)
