@@ -77,8 +77,8 @@ def _short_loops(kernel: Kernel) -> Iterator[_Loop]:
 
 
 def _turns(kernel: Kernel) -> Iterator[_Loop]:
-    """Points of the last loop that take turns: indices and values go by its quotient and its remainder, as two numbers in one byte
-    do."""
+    """Points of the last loop that take turns: indices and values go by its quotient and its remainder, as two numbers of one
+    byte do."""
     for v in kernel.outer[-1:]:
         extent, number = v.extent.as_int(), _least_divisor(kernel, v)
         if extent is not None and number in NUMBERS and extent % number == 0 and extent > MOST_POINTS:
