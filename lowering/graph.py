@@ -43,6 +43,8 @@ CHEAP = 6
 CHEAP_ON_GPU, CHEAP_FLOAT32_ON_GPU, LARGE = 14, 24, 1 << 20
 # Operators behind a value that are looked at for one that would compute its elements several times.
 STEPS = 8
+# Operators that may read what each of them computes again.
+MOST_READERS = 3
 # A value that reads this many buffers or has this many operations is stored whatever its users, to bound code size.
 MAX_LOADS = 24
 MAX_COST = 600
@@ -413,13 +415,16 @@ def _cheap_on_gpu(node: Node, tensor: Tensor) -> int:
 
 def _is_spread(node: Node) -> bool:
     """Whether some operator, perhaps some steps later, would compute each element several times: a contraction for each of its
-    tiles, others for each element that they make of it."""
+    tiles, others for each element that they make of it. Or there are many operators."""
     elements, reached = _elements(node), {node}
     for _ in range(STEPS):
         readers = {user for one in reached for user in one.users}
-        if any(_elements(user) >= 2 * elements or rule_of(CONTRACTIONS, operator_name(user.target)) for user in readers):
+        if len(readers) > MOST_READERS or any(
+            _elements(user) >= 2 * elements or rule_of(CONTRACTIONS, operator_name(user.target)) for user in readers
+        ):
             return True
-        reached = {user for user in readers if _elements(user) == elements}
+        views = {user for user in readers if rule_of(VIEWS, operator_name(user.target))}
+        reached = views | {user for user in readers if _elements(user) == elements}
     return False
 
 
