@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import operator
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -31,13 +32,19 @@ from kgen.lowering.short_axes import unroll_short_axes
 from kgen.lowering.table import Rule
 from kgen.lowering.tensor import Tensor, number_of, rounded, unsupported
 from kgen.lowering.unbacked import UNBACKED
+from kgen.lowering.unread_positions import drop_unread_positions
 
 # A value used by several consumers is stored once it costs more than this (in additions); the scheduler may still keep it in
 # registers. Below it, computing it again is cheaper than a trip through memory.
 CHEAP = 6
 # The same on a GPU, of a large tensor that reads one of its size, and otherwise rows and columns: below the cost of an
-# exponential.
-CHEAP_ON_GPU, LARGE = 14, 1 << 20
+# exponential. A float32 is twice the bytes: an element of a softmax takes less time than a trip through memory, unless a reader
+# would compute it several times.
+CHEAP_ON_GPU, CHEAP_FLOAT32_ON_GPU, LARGE = 14, 24, 1 << 20
+# Operators behind a value that are looked at for one that would compute its elements several times.
+STEPS = 8
+# Operators that may read what each of them computes again.
+MOST_READERS = 3
 # A value that reads this many buffers or has this many operations is stored whatever its users, to bound code size.
 MAX_LOADS = 24
 MAX_COST = 600
@@ -100,6 +107,7 @@ class _Lowering:
         graph = self.builder.graph
         if len(graph.nodes) > 1:  # one node reads what it is given
             unroll_short_axes(graph, self.builder.fresh)
+        drop_unread_positions(graph)
         if any(isinstance(node, ir.Contraction) for node in graph.nodes):
             note_fused_calls(self.builder)
         graph.size_hints, graph.derived = self.symbols.size_hints(), dict(self.symbols.derived)
@@ -292,7 +300,7 @@ class _Lowering:
             result = result.with_value(vs.cast(result.value, result.dtype))
         if result.value.op == "load" or not self._should_store(node, result):
             return result
-        cheap = CHEAP_ON_GPU if self._is_large_on_gpu(result) else CHEAP
+        cheap = _cheap_on_gpu(node, result) if self._is_large_on_gpu(result) else CHEAP
         if self.context.inlining and remaining_cost(result) <= cheap and not self._is_multiplied(node):
             thin = with_row_values_stored(self.builder, result)
             if not self._should_store(node, thin):
@@ -349,7 +357,7 @@ class _Lowering:
         if not _is_read_again(node) or (not reads and cost <= CHEAP_FROM_INDICES):
             return False
         full = [v for v in reads if self._is_full(v, tensor)]
-        return len(full) > 1 or cost > (CHEAP_ON_GPU if self._saves_traffic(node, tensor, full) else CHEAP)
+        return len(full) > 1 or cost > (_cheap_on_gpu(node, tensor) if self._saves_traffic(node, tensor, full) else CHEAP)
 
     def _saves_traffic(self, node: Node, tensor: Tensor, full: Sequence[Any]) -> bool:
         """Whether each reader moves fewer bytes where it computes the value again, on a device whose arithmetic waits for
@@ -398,6 +406,33 @@ class _Lowering:
             cause=f"{wanted} is no multiple of a nested int among the arguments",
             line=self.builder.origin.line,
         )
+
+
+def _cheap_on_gpu(node: Node, tensor: Tensor) -> int:
+    """Operations that take no longer than what a store of an element saves."""
+    return CHEAP_FLOAT32_ON_GPU if tensor.dtype is torch.float32 and not _is_spread(node) else CHEAP_ON_GPU
+
+
+def _is_spread(node: Node) -> bool:
+    """Whether some operator, perhaps some steps later, would compute each element several times: a contraction for each of its
+    tiles, others for each element that they make of it. Or there are many operators."""
+    elements, reached = _elements(node), {node}
+    for _ in range(STEPS):
+        readers = {user for one in reached for user in one.users}
+        if len(readers) > MOST_READERS or any(
+            _elements(user) >= 2 * elements or rule_of(CONTRACTIONS, operator_name(user.target)) for user in readers
+        ):
+            return True
+        views = {user for user in readers if rule_of(VIEWS, operator_name(user.target))}
+        reached = views | {user for user in readers if _elements(user) == elements}
+    return False
+
+
+def _elements(node: Node) -> int:
+    """Elements of a tensor of known sizes; 0 for others."""
+    value = meta_value(node)
+    sizes = value.shape if isinstance(value, torch.Tensor) else (0,)
+    return math.prod(sizes) if all(isinstance(size, int) for size in sizes) else 0
 
 
 def is_nested_int(value: Any) -> bool:

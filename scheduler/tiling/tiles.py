@@ -17,6 +17,7 @@ import torch
 from kgen.device import Gpu
 from kgen.ir import index as ix
 from kgen.ir import nodes as ir
+from kgen.ir import ops
 from kgen.ir import values as vs
 from kgen.ir.index import Expr, Sizes, Var
 from kgen.ir.plan import MAX_PERSISTENT, Blocks, ComboKernel, Kernel, Statement, Tiling
@@ -35,6 +36,7 @@ from kgen.scheduler.tiling.loops import (
     usual_stride,
 )
 from kgen.scheduler.tiling.registers import registers_of_a_point, registers_of_a_row
+from kgen.scheduler.tiling.unrolling import unrolled
 
 # A tile pays on both axes only where each is at least this long.
 MIN_TILE = 16
@@ -59,6 +61,13 @@ COMBO_POINTS = 2048
 # Warps of the one program that runs kernels in order, and points of its tile along rows and in all: its few tiles follow each
 # other, so that latency counts.
 SEQUENCE_WARPS, SEQUENCE_ROW, SEQUENCE_POINTS = 16, 4096, 16384
+# Steps along rows of arithmetic that hold few points past the end, one of so many at most; points of such a tile; and programs
+# that each SM has to have of it.
+SHORT_STEPS, SHORTEST_WASTE, SHORT_STEP_POINTS, PROGRAMS_OF_STEPS = (32, 16, 8, 4), 32, 1024, 16
+# Operations that take an SM as long as its share of memory takes for a byte.
+OPERATIONS_OF_A_BYTE = 6
+# Short columns of an SM from which threads enough have two columns each, and those of a program then.
+MANY_COLUMNS, COLUMN_PAIRS = 4096, 256
 # Points that a program of a reduction holds at once.
 REDUCTION_POINTS = 4096
 MAX_WARPS = 32
@@ -134,6 +143,8 @@ def _tiled(kernel: Kernel, graph: ir.Graph, sizes: Sizes, gpu: Gpu, reorder: boo
     if reorder:
         kernel = ordered(kernel, touches, sizes)
     kernel = collapsed(kernel)
+    looped = kernel
+    kernel = unrolled(kernel, graph, sizes, gpu) if reorder else kernel
     touches = list(distinct_touches(kernel, graph, sizes))
     wide = not _fits_32(kernel)
     if kernel.share is not None:
@@ -157,7 +168,8 @@ def _tiled(kernel: Kernel, graph: ir.Graph, sizes: Sizes, gpu: Gpu, reorder: boo
         rows = kernel.outer[:-1] if _has_row_values(kernel, touches, blocks.x, sizes) else ()
         return Tiling(kernel, kernel.outer[len(rows) :], rows, blocks, True, wide)
     y = (*(v for v in kernel.outer[:-1] if v is not slow), slow)
-    blocks = _plane_blocks(kernel.outer[-1], slow, sizes)
+    results = sizes.points(looped.outer) // max(1, sizes.points(kernel.outer))
+    blocks = _plane_blocks(kernel.outer[-1], slow, sizes, results)
     return Tiling(kernel, kernel.outer[-1:], y, blocks, True, wide)
 
 
@@ -394,10 +406,10 @@ def _touched(kernel: Kernel, graph: ir.Graph) -> set[str]:
     return {n for n in found if n in graph.buffers}
 
 
-def _plane_blocks(fast: Var, slow: Var, sizes: Sizes) -> Blocks:
-    """A tile whose sides are whole cache lines of both kinds of access."""
+def _plane_blocks(fast: Var, slow: Var, sizes: Sizes, results: int) -> Blocks:
+    """A tile whose sides are whole cache lines of both kinds of access; shorter where points have several results each."""
     x = min(64, power_of_two(sizes.of(fast.extent)))
-    y = min(128, power_of_two(sizes.of(slow.extent)))
+    y = max(MIN_TILE, min(128, power_of_two(sizes.of(slow.extent))) // power_of_two(results))
     return Blocks(x=x, y=y, warps=8 if x * y > 4096 else 4)
 
 
@@ -423,15 +435,41 @@ def _reduction(kernel: Kernel, touches: list[Touch], sizes: Sizes, gpu: Gpu, wid
         again = kernel.sections > 1
         r = _again_step(rows, length, gpu) if again else _step(length, 2 * REDUCTION_POINTS)
         blocks = Blocks(x=1, r=r, warps=max(WALKING_WARPS, r // AGAIN_WARP) if again else WALKING_WARPS)
+    steps = _short_steps(kernel, touches, across, sizes, gpu) if whole else None
+    if steps is not None:
+        return Tiling(kernel, kernel.outer, (), steps, False, wide)
     if not across:
-        blocks = _lightened(kernel, blocks)
+        blocks = _lightened(kernel, blocks, length)
         whole = whole and blocks.r >= length
     elif whole:
         blocks = _lightened_columns(kernel, blocks)
     return Tiling(kernel, kernel.outer, (), blocks, whole, wide)
 
 
-def _lightened(kernel: Kernel, blocks: Blocks) -> Blocks:
+def _short_steps(kernel: Kernel, touches: list[Touch], across: bool, sizes: Sizes, gpu: Gpu) -> Blocks | None:
+    """A tile that walks its rows in short steps, where holding them wastes what takes the time: points past the end. Threads
+    then have rows to themselves, and add up what they made once. None where that is not so, or a row is read again."""
+    rows, length = sizes.points(kernel.outer), sizes.points(kernel.inner)
+    if 8 * (power_of_two(length) - length) <= length or kernel.sections > 1 or kernel.rows:
+        return None
+    if any(s.inner and s.kind not in ("pointwise", "reduction", "scatter") for s in kernel.statements):
+        return None
+    if across:
+        return Blocks(x=COLUMN_PAIRS, r=1, warps=COLUMN_WARPS) if rows >= gpu.compute_units * MANY_COLUMNS else None
+    if not _waits_for_arithmetic(kernel, touches, sizes):
+        return None
+    r = next(step for step in (*SHORT_STEPS, 1) if SHORTEST_WASTE * (-length % step) <= length)
+    x = SHORT_STEP_POINTS // r
+    return Blocks(x=x, r=r, warps=THREADS // 32) if rows >= x * gpu.compute_units * PROGRAMS_OF_STEPS else None
+
+
+def _waits_for_arithmetic(kernel: Kernel, touches: list[Touch], sizes: Sizes) -> bool:
+    """Whether a point's operations take longer than what it moves, as in a table of all pairs of a few numbers."""
+    moved = sum(touch.distinct for touch in touches) / sizes.points((*kernel.outer, *kernel.inner))
+    return cost_of_a_point(kernel) > OPERATIONS_OF_A_BYTE * moved
+
+
+def _lightened(kernel: Kernel, blocks: Blocks, length: int) -> Blocks:
     """With fewer points a thread where their values would not be in its registers: such as bilinear samples, which have twenty
     at a time; or where arithmetic takes the time, which more threads of an SM share. Rows are walked then, unless they are
     read again."""
@@ -448,7 +486,7 @@ def _lightened(kernel: Kernel, blocks: Blocks) -> Blocks:
             blocks = replace(blocks, r=blocks.r // 2)
         else:
             break
-    return blocks
+    return replace(blocks, r=_step(length, blocks.r)) if blocks.r < length else blocks
 
 
 def _lightened_columns(kernel: Kernel, blocks: Blocks) -> Blocks:
@@ -473,8 +511,10 @@ def _registers(kernel: Kernel) -> Callable[[Blocks], int]:
 
 
 def cost_of_a_point(kernel: Kernel) -> int:
-    """Elementary operations of an inner point."""
-    return vs.total_cost([root for s in kernel.statements if s.inner for root in s.roots])
+    """Elementary operations of an inner point, without those of its row."""
+    inner = frozenset(kernel.inner)
+    values = vs.topological([root for s in kernel.statements if s.inner for root in s.roots])
+    return sum(ops.cost(value.op) for value in values if not inner.isdisjoint(value.variables()))
 
 
 def _points_of_a_thread(blocks: Blocks) -> int:

@@ -16,6 +16,7 @@ from kgen.ir import values as vs
 from kgen.ir.index import Atom, Expr, Var
 from kgen.ir.plan import Statement, Tiling
 from kgen.ir.values import Value
+from kgen.templates.triton.codegen.adjacent import runs_of_stores
 from kgen.templates.triton.codegen.online_softmax import Rescaled, rescaled_sums
 from kgen.templates.triton.codegen.point import Axes, PointEmitter, Scope
 from kgen.templates.triton.codegen.precision import exact_values
@@ -71,9 +72,7 @@ class Emitter(PointEmitter):
         if self.looped:
             statements, self.online_softmax = rescaled_sums(statements)
         sections = sorted({s.section for s in statements if s.section >= 0})
-        for s in statements:
-            if s.section < 0:
-                self._outer_statement(s)
+        self._before_sections([s for s in statements if s.section < 0])
         head, self.outer.lines = self.outer.lines, []
         self.passes = self._passes_of_loads(statements)
         made = [self._section([s for s in statements if s.section == number]) for number in sections]
@@ -83,6 +82,22 @@ class Emitter(PointEmitter):
             section.barrier = self.looped and bool(stored & {load.attr[0] for s in mine for load in vs.loads(s.roots)})
             stored.update(o for s in mine for o, kept in zip(s.outs, s.stored, strict=True) if kept)
         return head, made
+
+    def _before_sections(self, statements: list[Statement]) -> None:
+        for run in runs_of_stores(statements, self.graph) if self.rank == 1 else ([s] for s in statements):
+            self._outer_statement(run[0]) if len(run) == 1 else self._store_side_by_side(run)
+
+    def _store_side_by_side(self, run: Sequence[Statement]) -> None:
+        """One store of what follows each other in memory; of no loop over an inner space, and no second axis."""
+        self.scope, self.level = self.outer, frozenset("x")
+        out, number = run[0].outs[0], len(run)
+        dtype = self.graph.buffers[out].dtype
+        values = [self._narrowed(self._tile(self._before_rounding(s.value, out)), dtype) for s in run]
+        for s in run:
+            self._define(s.outs[0], self.emit(s.value), self.axes(s.value), False)
+        at = f"({self._offset_text(run[0].store[0])})[:, None] + tl.arange(0, {number})[None, :]"
+        mask = f", {self.inside('x')}[:, None]" if "x" in self.masked() else ""
+        self._line(f"tl.store({self._pointer(out)} + ({at}), lib.side_by_side_{number}({', '.join(values)}){mask})")
 
     def _passes_of_loads(self, statements: list[Statement]) -> dict[Value, list[int]]:
         """Which sections load what of a row that is walked several times; nothing of other kernels."""

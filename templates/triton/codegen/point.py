@@ -101,12 +101,15 @@ class PointEmitter:
         for out, stored in zip(s.outs, s.stored, strict=True):
             self._define(out, name, self.axes(s.value), s.inner)
             if stored:
-                dtype = self.graph.buffers[out].dtype
-                rounds = s.value.op == "round_to" and s.value.attr == dtype  # as the store does
-                made = self.emit(s.value.args[0]) if rounds else name
+                made = self.emit(self._before_rounding(s.value, out))
                 saved, self.guard = self.guard, guard or self.guard
                 self._store(out, s.store[0], made, self.axes(s.value))
                 self.guard = saved
+
+    def _before_rounding(self, value: Value, out: str) -> Value:
+        """What is given to a store, which rounds to the buffer's type itself."""
+        rounds = value.op == "round_to" and value.attr == self.graph.buffers[out].dtype
+        return value.args[0] if rounds else value
 
     def _define(self, out: str, name: str, axes: Axes, inner: bool) -> None:
         self.locals[out] = (name, axes)

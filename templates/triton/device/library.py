@@ -181,6 +181,8 @@ from kgen.templates.triton.device.row_loops import (
     join_group_welford,
     last_column,
     points_seen,
+    side_by_side_2,
+    side_by_side_4,
     step_mean,
     step_rescaled,
     to_members,

@@ -136,6 +136,17 @@ def to_points(blocks, width: tl.constexpr):
 
 
 @triton.jit
+def side_by_side_2(first, second):
+    return tl.join(first, second)
+
+
+@triton.jit
+def side_by_side_4(first, second, third, fourth):
+    pairs = tl.join(tl.join(first, third), tl.join(second, fourth))
+    return tl.reshape(pairs, [first.shape[0], 4])
+
+
+@triton.jit
 def fold_blocks_sum(tile, width: tl.constexpr):
     return to_points(fold_sum(blocks_of(tile, width), 2), width)
 

@@ -1,0 +1,169 @@
+"""Writes short loops of pointwise kernels on a GPU point by point, where arithmetic takes longer than memory, and most of it is
+the same at all of their points.
+
+    before   y[i, c < 3] = f(i) * x[i, c]                                    f(i) is computed by three threads
+    after    t = f(i);  y[i, 0] = t * x[i, 0];  y[i, 1] = t * x[i, 1];  y[i, 2] = t * x[i, 2]
+
+One thread then has all points of the loop. Indices count as work: a point of three loops divides several times to find its
+loop variables.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, replace
+
+from kgen.device import Gpu
+from kgen.ir import index as ix
+from kgen.ir import nodes as ir
+from kgen.ir import ops
+from kgen.ir import values as vs
+from kgen.ir.index import Expr, Sizes, Var
+from kgen.ir.plan import Kernel, Statement
+from kgen.ir.values import Value
+from kgen.scheduler.tiling.loops import collapsed, distinct_touches, usual_stride
+
+# Points of a loop that is written point by point, at most, and statements of the kernel that comes of it.
+MOST_POINTS, MOST_STATEMENTS = 12, 64
+# Turns that the points of a longer loop may take: their results are adjacent, and one store has them.
+NUMBERS = (2, 4)
+# How many times less work there has to be, and no less than memory takes: operations that take an SM as long as a byte. These
+# are rough ones, of which each is several instructions.
+GAIN, OPERATIONS_OF_A_BYTE = 1.5, 3
+# Instructions of a division by a known number or its remainder, and of an access besides.
+DIVISION, ACCESS = 4, 2
+# Bytes between what neighbouring threads store, at most: a sector of a cache line.
+SECTOR = 32
+# Threads that each SM has to have left: with fewer of them, it waits for memory.
+THREADS_PER_SM = 2048
+
+
+@dataclass(frozen=True, slots=True)
+class _Loop:
+    """A loop to be written point by point: the indices of its points, and what is left of it for a thread to go along."""
+
+    v: Var
+    points: tuple[Expr, ...]
+    left: Var | None = None
+
+    def without(self, loops: Iterable[Var]) -> tuple[Var, ...]:
+        """The kernel's loops then."""
+        return tuple(one for v in loops for one in ([v] if v is not self.v else [] if self.left is None else [self.left]))
+
+
+def unrolled(kernel: Kernel, graph: ir.Graph, sizes: Sizes, gpu: Gpu) -> Kernel:
+    """The kernel with the loop that saves most written point by point, if any saves enough. No loop of it is an inner one."""
+    if not _is_pointwise(kernel):
+        return kernel
+    statements = _without_locals(kernel.statements)
+    moved = sum(touch.distinct for touch in distinct_touches(kernel, graph, sizes)) / max(1, sizes.points(kernel.outer))
+    least, found = _work(kernel.outer, statements) / GAIN, kernel
+    for loop in (*_short_loops(kernel), *_turns(kernel)):
+        if not _leaves_enough(loop.without(kernel.outer), sizes, gpu):
+            continue
+        made = replace(kernel, outer=loop.without(kernel.outer), statements=_at_each_point(statements, loop))
+        work = max(_work(made.outer, made.statements) / len(loop.points), OPERATIONS_OF_A_BYTE * moved)
+        if work < least and len(made.statements) <= MOST_STATEMENTS and _moves_sectors(kernel, made, loop, graph, sizes):
+            least, found = work, made
+    return found if found is kernel else collapsed(found)
+
+
+def _short_loops(kernel: Kernel) -> Iterator[_Loop]:
+    """Not the outermost one, such as a batch: its points are far apart, and programs of each run side by side."""
+    for v in kernel.outer[1:]:
+        extent = v.extent.as_int()
+        if extent is not None and 1 < extent <= MOST_POINTS:
+            yield _Loop(v, tuple(ix.constant(point) for point in range(extent)))
+
+
+def _turns(kernel: Kernel) -> Iterator[_Loop]:
+    """Points of the last loop that take turns: indices and values go by its quotient and its remainder, as two numbers of one
+    byte do."""
+    for v in kernel.outer[-1:]:
+        extent, number = v.extent.as_int(), _least_divisor(kernel, v)
+        if extent is not None and number in NUMBERS and extent % number == 0 and extent > MOST_POINTS:
+            left = ix.var(f"{v.name}q", extent // number)
+            yield _Loop(v, tuple(left.expr() * number + point for point in range(number)), left)
+
+
+def _least_divisor(kernel: Kernel, v: Var) -> int:
+    """The least number that a loop itself is divided by; 0 where it is by none."""
+    exprs = (e for s in kernel.statements for value in vs.topological(s.roots) for e in vs.index_exprs(value))
+    atoms = (atom for e in exprs for mono, _ in e.terms for atom in mono if isinstance(atom, ix.FloorDiv | ix.Mod))
+    return min((number for atom in atoms if atom.num is v.expr() and (number := atom.den.as_int())), default=0)
+
+
+def _is_pointwise(kernel: Kernel) -> bool:
+    """Whether points are independent, nothing is updated, and no random numbers are shared among points."""
+    if kernel.inner or kernel.share is not None or any(s.kind != "pointwise" or s.target for s in kernel.statements):
+        return False
+    if any(ix.indirects(e) for s in kernel.statements for e in s.store):
+        return False
+    return not any(value.op in ops.RANDOM for s in kernel.statements for value in vs.topological(s.roots))
+
+
+def _leaves_enough(loops: tuple[Var, ...], sizes: Sizes, gpu: Gpu) -> bool:
+    """Whether all SMs have threads enough."""
+    return bool(loops) and sizes.points(loops) >= gpu.compute_units * THREADS_PER_SM
+
+
+def _moves_sectors(old: Kernel, new: Kernel, loop: _Loop, graph: ir.Graph, sizes: Sizes) -> bool:
+    """Whether neighbouring threads still store into the same sectors, and what a part of a loop reads is still a run."""
+    if loop.v is not old.outer[-1]:
+        return True
+    fast = new.outer[-1]
+    stores = (
+        (s.store[0], graph.buffers[o].dtype) for s in new.statements for o, kept in zip(s.outs, s.stored, strict=True) if kept
+    )
+    if not all(_is_near(offset, fast, SECTOR // dtype.itemsize, sizes) for offset, dtype in stores):
+        return False
+    read = (load.attr[1][0] for s in new.statements for load in vs.loads(s.roots))
+    return loop.left is None or all(_is_near(offset, fast, 1, sizes) for offset in read)
+
+
+def _is_near(offset: Expr, fast: Var, most: int, sizes: Sizes) -> bool:
+    stride = usual_stride(offset, fast, sizes)
+    return stride is not None and abs(stride) <= most
+
+
+def _without_locals(statements: Iterable[Statement]) -> list[Statement]:
+    """What is stored, computed from memory alone: what a statement reads of those before is that statement's value."""
+    made: dict[str, Value] = {}
+    found = []
+
+    def computed(load: Value) -> Value | None:
+        return made.get(load.attr[0])
+
+    for s in statements:
+        masks = [] if s.mask is None else [s.mask]
+        value, *masks = vs.replace_loads([s.value, *masks], computed)
+        made.update(dict.fromkeys(s.outs, value))
+        if any(s.stored):
+            found.append(replace(s, value=value, mask=masks[0] if masks else None))
+    return found
+
+
+def _at_each_point(statements: Iterable[Statement], loop: _Loop) -> tuple[Statement, ...]:
+    """Each statement at all points of a loop, one after the other: what they store may be adjacent. What is stored at one
+    point alone is left out of the others."""
+    found: dict[Statement, None] = {}
+    for s in statements:
+        for point in loop.points:
+            made = s.substituted({loop.v: point})
+            if made.mask is None or made.mask.op != "const":
+                found[made] = None
+            elif made.mask.attr:
+                found[replace(made, mask=None)] = None
+    return tuple(found)
+
+
+def _work(loops: tuple[Var, ...], statements: Iterable[Statement]) -> int:
+    """Instructions of a point, roughly: arithmetic, accesses, and divisions in indices."""
+    roots = [root for s in statements for root in s.roots]
+    values = vs.topological(roots)
+    exprs = [*(e for value in values for e in vs.index_exprs(value)), *(e for s in statements for e in s.store)]
+    atoms = {atom for e in exprs for atom in ix.free_atoms(e)}
+    divided = {atom for e in exprs for mono, _ in e.terms for atom in mono if isinstance(atom, ix.FloorDiv | ix.Mod)}
+    variables = 2 * sum(v in atoms for v in loops) - 2
+    accesses = sum(value.op == "load" for value in values) + sum(any(s.stored) for s in statements)
+    return vs.total_cost(roots) + ACCESS * accesses + DIVISION * (len(divided) + max(0, variables))

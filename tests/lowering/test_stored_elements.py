@@ -1,0 +1,47 @@
+"""Large tensors on a GPU that several kernels read: which each of them computes again."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+import torch
+from torch import Tensor
+
+from kgen.ir.plan import Kernel, members
+from tests.scheduler.selection.test_safe_choices import planned
+
+ROWS, LENGTH = 64, 20_000
+
+
+def drawn(x: Tensor, at: Tensor) -> tuple[Tensor, Tensor]:
+    """A softmax of which few elements are read, and a sum."""
+    p = torch.softmax(x.float(), -1)
+    return p.gather(1, at), (p * p).sum(1)
+
+
+def spread(x: Tensor, d: Tensor) -> tuple[Tensor, Tensor]:
+    """Three numbers are made of each weight."""
+    w = torch.exp(x - 1)
+    return w.sum(1), (w[..., None] * 2 * d).sum(1)
+
+
+def stored(fn: Callable[..., object], *args: Tensor) -> int:
+    """The tensors of as many elements that are written."""
+    plan = planned(fn, *args)
+    kernels = [kernel for step in plan.kernels for kernel in members(step) if isinstance(kernel, Kernel)]
+    written = {o for k in kernels for s in k.statements for o, kept in zip(s.outs, s.stored, strict=True) if kept}
+    sizes = ([size.as_int() or 0 for size in plan.graph.buffers[name].sizes] for name in written)
+    return sum(found == [ROWS, LENGTH] for found in sizes)
+
+
+@pytest.mark.parametrize(
+    ("fn", "args", "number"),
+    [
+        (drawn, lambda: (torch.empty(ROWS, LENGTH), torch.zeros(ROWS, 5, dtype=torch.long)), 0),
+        (spread, lambda: (torch.empty(ROWS, LENGTH), torch.empty(ROWS, LENGTH, 3)), 1),
+    ],
+    ids=["read again", "read several times"],
+)
+def test_what_is_stored(fn: Callable[..., object], args: Callable[[], tuple[Tensor, ...]], number: int) -> None:
+    assert stored(fn, *args()) == number

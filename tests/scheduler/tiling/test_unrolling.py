@@ -1,0 +1,155 @@
+"""Short loops of elementwise kernels on a GPU that are written point by point, so that a thread computes what their points
+share for all of them."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+
+import pytest
+import torch
+from torch import Tensor
+
+from kgen.device import Gpu
+from kgen.ir.index import Sizes
+from kgen.ir.plan import Tiling
+from kgen.scheduler import choose_tiles
+from kgen.scheduler.tiling import unrolling
+from kgen.templates.render import canonical_text
+from kgen.templates.triton.kernels import loops
+from tests.matmuls import compiled
+from tests.scheduler.selection.test_safe_choices import planned
+
+MANY = 300_000
+
+
+def stacked(s: Tensor, t: Tensor) -> Tensor:
+    """Two results of one price."""
+    call = s * torch.erf(s / t) - torch.exp(-t)
+    return torch.stack((call, call - s), -1)
+
+
+def outer(n: Tensor, a: Tensor) -> tuple[Tensor, Tensor]:
+    """All pairs of nine numbers with eight, of which each is stored too."""
+    radial = torch.sin(n[:, None] * torch.arange(1, 9, device=n.device)) / n[:, None]
+    return radial, a[:, :, None] * radial[:, None, :]
+
+
+def channels(x: Tensor, mean: Tensor) -> Tensor:
+    return (x.permute(0, 3, 1, 2) / 255 - mean[:, None, None]).flip(3).contiguous()
+
+
+def nibbles(packed: Tensor, scale: Tensor) -> Tensor:
+    """Two numbers of each byte."""
+    both = torch.stack((packed & 15, packed >> 4), -1).flatten(1)
+    return (both.float() - 8) * scale[:, None]
+
+
+def halves(x: Tensor, scale: Tensor) -> Tensor:
+    """What is read is a run, and would be none of every other element."""
+    return x * torch.erf(scale).repeat_interleave(2, 1)
+
+
+def indexed(x: Tensor, table: Tensor) -> Tensor:
+    """The rows come of what another statement makes."""
+    at = (torch.sigmoid(x) * 30).long()
+    return table[at] * x[:, None]
+
+
+def added(x: Tensor) -> Tensor:
+    """Nothing is the same at all channels."""
+    return x + 1
+
+
+def wide(s: Tensor) -> Tensor:
+    """Twelve results of a point: neighbours would store further apart than a sector."""
+    t = torch.erf(s)
+    return t[:, None] * torch.arange(12, device=s.device)
+
+
+def updated(x: Tensor, s: Tensor) -> Tensor:
+    return x.mul_(torch.erf(s)[:, None])
+
+
+def tiled(fn: Callable[..., object], *args: Tensor) -> Tiling:
+    plan = planned(fn, *args)
+    return choose_tiles(plan.kernels[-1], plan.graph, Sizes({}), Gpu())
+
+
+def extents(tiling: Tiling) -> list[int | None]:
+    return [v.extent.as_int() for v in (*tiling.y, *tiling.x)]
+
+
+def test_what_points_share_is_computed_once() -> None:
+    tiling = tiled(stacked, torch.rand(MANY), torch.rand(MANY))
+    assert extents(tiling) == [MANY]
+    assert len(tiling.kernel.statements) == 2
+
+
+def test_a_loop_in_the_middle() -> None:
+    """The eight numbers are stored at one of the nine points alone: they lose their mask."""
+    tiling = tiled(outer, torch.rand(MANY), torch.rand(MANY, 9))
+    assert extents(tiling) == [MANY, 8]
+    assert len(tiling.kernel.statements) == 10
+    assert all(s.mask is None for s in tiling.kernel.statements)
+
+
+def test_points_that_take_turns() -> None:
+    tiling = tiled(nibbles, torch.zeros(2048, 1024, dtype=torch.uint8), torch.rand(2048))
+    assert math.prod(filter(None, extents(tiling))) == 2048 * 1024
+    assert len(tiling.kernel.statements) == 2
+
+
+@pytest.mark.interpret
+@pytest.mark.parametrize("number", [2, 4])
+def test_adjacent_results_are_stored_together(number: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(unrolling, "THREADS_PER_SM", 1)
+
+    def several(s: Tensor) -> Tensor:
+        t = torch.erf(s)
+        return torch.stack([t, t + 1, t * 2, -t][:number], -1).half()
+
+    texts: list[str] = []
+    monkeypatch.setattr(loops, "canonical_text", lambda text, names: texts.append(text) or canonical_text(text, names))
+    s = torch.rand(1003)
+    torch.testing.assert_close(compiled(several, s), several(s))
+    assert any(f"lib.side_by_side_{number}" in text for text in texts)
+
+
+def test_indices_are_work_too() -> None:
+    image = torch.zeros(64, 225, 225, 3, dtype=torch.uint8)
+    assert extents(tiled(channels, image, torch.rand(3))) == [64, 225, 225]
+
+
+@pytest.mark.parametrize(
+    ("fn", "sizes", "loops"),
+    [
+        (added, [(MANY, 3)], [3 * MANY]),
+        (wide, [(MANY,)], [MANY, 12]),
+        (stacked, [(1000,), (1000,)], [1000, 2]),
+        (halves, [(4096, 1024), (4096, 512)], [4096, 1024]),
+    ],
+    ids=["nothing shared", "far apart", "few threads", "runs"],
+)
+def test_others_stay_loops(fn: Callable[..., object], sizes: list[tuple[int, ...]], loops: list[int]) -> None:
+    assert extents(tiled(fn, *(torch.rand(s) for s in sizes))) == loops
+
+
+@pytest.mark.interpret
+@pytest.mark.parametrize(
+    ("fn", "args"),
+    [
+        (stacked, lambda: (torch.rand(1003) + 0.5, torch.rand(1003) + 0.5)),
+        (outer, lambda: (torch.rand(130) + 0.5, torch.rand(130, 9))),
+        (channels, lambda: (torch.randint(0, 255, (3, 17, 13, 3), dtype=torch.uint8), torch.rand(3))),
+        (nibbles, lambda: (torch.randint(0, 255, (33, 20), dtype=torch.uint8), torch.rand(33))),
+        (indexed, lambda: (torch.randn(500), torch.randn(30, 3))),
+        (updated, lambda: (torch.rand(300, 3), torch.rand(300))),
+    ],
+    ids=["stacked", "outer", "channels", "nibbles", "indexed", "updated"],
+)
+def test_values(fn: Callable[..., object], args: Callable[[], tuple[Tensor, ...]], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(unrolling, "THREADS_PER_SM", 1)
+    given = args()
+    want = fn(*(x.clone() for x in given))
+    torch.testing.assert_close(compiled(fn, *given), want)
