@@ -346,13 +346,13 @@ class Builder:
         for whole, order in self._orders(tensor):
             for stored in self.placed_copies.get(_permuted(whole, order), ()):
                 if all(self.versions.get(name, name) == name for name in _read_by(stored)):
-                    yield replace(tensor, value=at(stored, [whole.indices[k] for k in order]))
+                    yield _with_ones(tensor, at(stored, [whole.indices[k] for k in order]))
 
     def _from_copies(self, tensor: Tensor) -> Iterator[Tensor]:
         for whole, order in self._orders(tensor):
             name = self._copy_of(_permuted(whole, order))
             if name is not None:
-                yield replace(tensor, value=self._view_of(name, whole, order).value)
+                yield _with_ones(tensor, self._view_of(name, whole, order).value)
 
     def _orders(self, tensor: Tensor) -> Iterator[tuple[Tensor, tuple[int, ...]]]:
         """The tensor without dimensions of length 1, and the orders of the others in which a copy may have them."""
@@ -622,6 +622,13 @@ def _without_ones(tensor: Tensor) -> Tensor:
     """The tensor without its dimensions of length 1."""
     longer = [k for k, size in enumerate(tensor.sizes) if size != 1]
     return tensor if len(longer) == tensor.rank else _permuted(tensor, longer)
+
+
+def _with_ones(tensor: Tensor, value: Value) -> Tensor:
+    """The tensor with the value that it has without its dimensions of length 1."""
+    longer = [k for k, size in enumerate(tensor.sizes) if size != 1]
+    axes_without = axes(tensor.sizes[k] for k in longer)
+    return replace(tensor, value=vs.substitute(value, {v: tensor.indices[k] for v, k in zip(axes_without, longer, strict=True)}))
 
 
 def _kind_of_sizes(tensor: Tensor) -> tuple[torch.dtype, frozenset[tuple[Expr, int]]]:

@@ -46,8 +46,6 @@ LEAST_WASTE = 8
 MOST_STREAMS = 64
 # Bytes that a thread moves at once, and threads of a program of a pointwise kernel.
 VECTOR = 16
-# Bytes of what threads load side by side at their best, one by one.
-WORD = 4
 THREADS = 128
 # Of a combo kernel: programs of THREADS that an SM runs side by side, how many rounds of them are enough to share the work
 # evenly, and the most points of a thread. Beyond, fewer programs with more points find their member less often.
@@ -120,6 +118,8 @@ ROW_COPIES = 2
 FEW_STATEMENTS = 16
 # Operations of a point from which arithmetic takes longer than loads; then points of a thread, and the most warps for so few.
 HEAVY, HEAVY_POINTS, HEAVY_WARPS = 32, 8, 8
+# Operations of a special function (`lgamma`), which is computed in float64.
+SPECIAL = 60
 INT32 = 2**31 - 1
 
 
@@ -331,20 +331,13 @@ def _pointwise_blocks(kernel: Kernel, graph: ir.Graph, sizes: Sizes, gpu: Gpu) -
         block //= 2
     if block > THREADS and _reads_between_vectors(kernel, block // THREADS, sizes):
         block = THREADS
-    block = min(block, THREADS * _unbroken(kernel, graph, block // THREADS))
+    if _has_special_functions(kernel):
+        block = THREADS
     if block > THREADS and len(kernel.statements) > FEW_STATEMENTS:
         each = registers_of_a_point(kernel)
         while block > THREADS and each * block > MOST_REGISTERS * THREADS:
             block //= 2
     return Blocks(x=block, warps=THREADS // 32)
-
-
-def _unbroken(kernel: Kernel, graph: ir.Graph, width: int) -> int:
-    """As many points of a thread as no end of the tensor divides: a mask that ends inside of a vector makes all vectors scalars,
-    a vector apart from thread to thread. Two numbers of 16 bits, where neither can be loaded with the other, are as near."""
-    points = math.prod(v.extent.as_int() or 0 for v in kernel.outer)  # 0, which all numbers divide, where that is not known
-    widest = max((graph.buffers[name].dtype.itemsize for name in _touched(kernel, graph)), default=WORD)
-    return max(math.gcd(points, width), WORD // min(widest, WORD))
 
 
 def _reads_between_vectors(kernel: Kernel, width: int, sizes: Sizes) -> bool:
@@ -477,7 +470,8 @@ def _lightened(kernel: Kernel, blocks: Blocks, length: int) -> Blocks:
     if registers(blocks) <= MOST_REGISTERS and not heavy:
         return blocks
     may_walk, warps = kernel.sections == 1 and not kernel.rows, HEAVY_WARPS if heavy else FEW_WARPS
-    while registers(blocks) > FEW_REGISTERS or (heavy and _points_of_a_thread(blocks) > HEAVY_POINTS):
+    most = 1 if _has_special_functions(kernel) else HEAVY_POINTS
+    while registers(blocks) > FEW_REGISTERS or (heavy and _points_of_a_thread(blocks) > most):
         if blocks.x > 1:
             blocks = replace(blocks, x=blocks.x // 2)
         elif blocks.warps < warps:
@@ -515,6 +509,11 @@ def cost_of_a_point(kernel: Kernel) -> int:
     inner = frozenset(kernel.inner)
     values = vs.topological([root for s in kernel.statements if s.inner for root in s.roots])
     return sum(ops.cost(value.op) for value in values if not inner.isdisjoint(value.variables()))
+
+
+def _has_special_functions(kernel: Kernel) -> bool:
+    """Whether it computes such as are long in doubles: the values of one of them fill the registers of a thread."""
+    return any(ops.cost(value.op) >= SPECIAL for value in vs.topological([root for s in kernel.statements for root in s.roots]))
 
 
 def _points_of_a_thread(blocks: Blocks) -> int:

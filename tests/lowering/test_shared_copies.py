@@ -135,3 +135,15 @@ def test_a_result_is_not_the_copy_from_before_a_write() -> None:
         return first, (x * 2).relu()
 
     check(f, [torch.randn(5, 6), torch.randn(6, 7)], externs=CALLS)
+
+
+@pytest.mark.parametrize(("place", "right"), [(0, (1, 12, 4)), (1, (10, 12, 4)), (2, (10, 1, 4))])
+def test_dimensions_of_length_1_are_no_others(place: int, right: tuple[int, ...]) -> None:
+    """A copy without one is read where a call's operand has one, in front of its axes or between them."""
+
+    def f(g: Tensor, w: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
+        rows = heads(g)
+        return rows @ w, torch.bmm(rows.unsqueeze(place), y)
+
+    args = [torch.randn(2, 3, 5, 4), torch.randn(12, 6), torch.randn(right)]
+    assert len(copies(check(f, args, externs=CALLS | {"aten.bmm.default"}))) == 1

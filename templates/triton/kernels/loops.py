@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Container
 from dataclasses import dataclass
 
@@ -216,13 +217,21 @@ def _runs(start: str, tiling: Tiling, emitter: Emitter) -> list[str]:
     return [*made, *_loop_variables("ri_run", tiling.kernel.inner, emitter.run_variables, "_run", emitter)]
 
 
+# The most points that a load takes at a time, of a byte each. A mask that ends inside of a vector makes all loads scalars. With
+# neighbours in one thread these would be a vector apart from thread to thread: a thread has as many as are masked together.
+VECTOR = 16
+
+
 def _axis(letter: str, loops: tuple[Var, ...], start: str, tail: str, tiling: Tiling, emitter: Emitter) -> list[str]:
     index = f"{letter}i"
     begin = "" if start == "0" else f"{start} + "
     wide = ".to(tl.int64)" if tiling.wide and letter == "r" else ""  # program axes begin with a wide number
     lines = [f"{index} = {begin}tl.arange(0, {letter.upper()}BLOCK){wide}{tail}"]
     if letter in emitter.masked():
-        lines.append(f"in_{letter} = {index} < {emitter.text(ix.product(v.extent for v in loops))}")
+        length = ix.product(v.extent for v in loops)
+        if not tail and (unbroken := math.gcd(length.as_int() or VECTOR, VECTOR)) < VECTOR:
+            lines.append(f"{index} = tl.max_contiguous({index}, {unbroken})")
+        lines.append(f"in_{letter} = {index} < {emitter.text(length)}")
     return lines + _loop_variables(index, loops, emitter.variables, "", emitter)
 
 
