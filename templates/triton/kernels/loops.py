@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from kgen.ir import index as ix
 from kgen.ir.index import Atom, Expr, Var
-from kgen.ir.plan import Tiling
+from kgen.ir.plan import Blocks, Tiling
 from kgen.rendered.gpu_kernel import TritonKernel
 from kgen.rendered.kernel_call import KernelCall
 from kgen.templates.contract import Config, knob, template
@@ -219,7 +219,7 @@ def _runs(start: str, tiling: Tiling, emitter: Emitter) -> list[str]:
 
 # The most points that a load takes at a time, of a byte each. A mask that ends inside of a vector makes all loads scalars. With
 # neighbours in one thread these would be a vector apart from thread to thread: a thread has as many as are masked together.
-VECTOR = 16
+VECTOR, WORD = 16, 4
 
 
 def _axis(letter: str, loops: tuple[Var, ...], start: str, tail: str, tiling: Tiling, emitter: Emitter) -> list[str]:
@@ -229,10 +229,15 @@ def _axis(letter: str, loops: tuple[Var, ...], start: str, tail: str, tiling: Ti
     lines = [f"{index} = {begin}tl.arange(0, {letter.upper()}BLOCK){wide}{tail}"]
     if letter in emitter.masked():
         length = ix.product(v.extent for v in loops)
-        if not tail and (unbroken := math.gcd(length.as_int() or VECTOR, VECTOR)) < VECTOR:
-            lines.append(f"{index} = tl.max_contiguous({index}, {unbroken})")
+        if not tail and (together := math.gcd(length.as_int() or VECTOR, VECTOR)) < VECTOR:
+            lines.append(f"{index} = tl.max_contiguous({index}, {max(together, _points_of_a_word(tiling.blocks))})")
         lines.append(f"in_{letter} = {index} < {emitter.text(length)}")
     return lines + _loop_variables(index, loops, emitter.variables, "", emitter)
+
+
+def _points_of_a_word(blocks: Blocks) -> int:
+    """Neighbours that are as near as a word is long, by the vector's points that a thread has."""
+    return max(1, blocks.x // (32 * blocks.warps) // (VECTOR // WORD))
 
 
 def _loop_variables(index: str, loops: tuple[Var, ...], named: Container[Atom], suffix: str, emitter: Emitter) -> list[str]:

@@ -43,10 +43,19 @@ def test_values() -> None:
     torch.testing.assert_close(compiled(in_order, x), in_order(x))
 
 
-@pytest.mark.parametrize(("length", "points"), [(8_000_000, 0), (8_000_004, 4), (8_000_001, 1)])
-def test_threads_have_as_many_neighbours_as_are_masked_together(length: int, points: int) -> None:
+@pytest.mark.parametrize(
+    ("length", "dtype", "points"),
+    [
+        (8_000_000, torch.float32, 0),
+        (8_000_004, torch.float32, 4),
+        (8_000_001, torch.float32, 1),
+        (8_000_001, torch.bfloat16, 2),
+        (8_000_001, torch.uint8, 4),
+    ],
+)
+def test_threads_have_as_many_neighbours_as_are_masked_together(length: int, dtype: torch.dtype, points: int) -> None:
     """A tensor that ends inside of a vector is loaded element by element, and neighbours should be loaded side by side."""
-    plan = planned(lambda x: x + 1, torch.empty(length))
+    plan = planned(lambda x: x + 1, torch.empty(length, dtype=dtype))
     text = gpu_call(choose_tiles(plan.kernels[0], plan.graph, Sizes({}), Gpu()), plan.graph).launch.source
     assert ("tl.max_contiguous(xi, " in text) == bool(points)
     assert f"tl.max_contiguous(xi, {points})" in text or not points
