@@ -627,8 +627,8 @@ def _without_ones(tensor: Tensor) -> Tensor:
 def _with_ones(tensor: Tensor, value: Value) -> Tensor:
     """The tensor with the value that it has without its dimensions of length 1."""
     longer = [k for k, size in enumerate(tensor.sizes) if size != 1]
-    axes_without = axes(tensor.sizes[k] for k in longer)
-    return replace(tensor, value=vs.substitute(value, {v: tensor.indices[k] for v, k in zip(axes_without, longer, strict=True)}))
+    own = zip(axes(tensor.sizes[k] for k in longer), longer, strict=True)
+    return replace(tensor, value=vs.substitute(value, {v: tensor.indices[k] for v, k in own}))
 
 
 def _kind_of_sizes(tensor: Tensor) -> tuple[torch.dtype, frozenset[tuple[Expr, int]]]:

@@ -107,7 +107,8 @@ class _Lowering:
         graph = self.builder.graph
         if len(graph.nodes) > 1:  # one node reads what it is given
             unroll_short_axes(graph, self.builder.fresh)
-        drop_unread_positions(graph)
+        if any(isinstance(node, ir.Reduction) and len(node.outs) > 1 for node in graph.nodes):
+            drop_unread_positions(graph)
         if any(isinstance(node, ir.Contraction) for node in graph.nodes):
             note_fused_calls(self.builder)
         graph.size_hints, graph.derived = self.symbols.size_hints(), dict(self.symbols.derived)

@@ -18,8 +18,6 @@ OF_ELEMENTS = {"argmax": "max", "argmin": "min"}
 
 def drop_unread_positions(graph: ir.Graph) -> None:
     """Replaces such reductions in the graph."""
-    if not any(_has_position(node) for node in graph.nodes):
-        return
     read = ir.visible(graph).union(*map(ir.reads, graph.nodes))
     for number, node in enumerate(graph.nodes):
         if isinstance(node, ir.Reduction) and _has_position(node) and node.outs[1] not in read:
