@@ -190,7 +190,9 @@ class Slots:
             text = self._joined(emitter, one, axis, starts[axis])
         else:
             text = _computed(emitter, one.value, one.dtype)
-        emitter.outer.lines.append(f"{name} = {f'lib.rounded_to_tf32({text})' if self.problem.rounds else text}")
+        if self.problem.rounds and one.dtype is torch.float32:
+            text = f"lib.rounded_to_tf32({text})"
+        emitter.outer.lines.append(f"{name} = {text}")
         return emitter.finish()
 
     def entry(self, operand: str, number: int, name: str, indices: Sequence[Index], inside: str = "") -> list[str]:
