@@ -416,9 +416,8 @@ def _is_narrow(problem: Problem) -> bool:
     call = problem.windowed_call
     if call is None:
         return False
-    operands = [
-        one for one in call.args[:2] if isinstance(one, ir.TensorArg)
-    ]  # which may be views of buffers of less dimensions
+    # operands may be views of buffers of fewer dimensions
+    operands = [one for one in call.args[:2] if isinstance(one, ir.TensorArg)]
     channels = [one.vars[1].extent for one in operands[-1:]]
     return any(problem.sizes.of(number) * problem.main_dtype.itemsize % LOAD for number in channels)
 

@@ -146,7 +146,6 @@ def _tiled(kernel: Kernel, graph: ir.Graph, sizes: Sizes, gpu: Gpu, reorder: boo
     kernel = collapsed(kernel)
     looped = kernel
     kernel = unrolled(kernel, graph, sizes, gpu) if reorder and unroll else kernel
-    touches = list(distinct_touches(kernel, graph, sizes))
     wide = not _fits_32(kernel)
     if kernel.share is not None:
         blocks = shared_blocks(sizes.points(kernel.outer), sizes.points(kernel.inner), gpu)
@@ -155,6 +154,7 @@ def _tiled(kernel: Kernel, graph: ir.Graph, sizes: Sizes, gpu: Gpu, reorder: boo
         return Tiling(kernel, kernel.outer, (), blocks, True, wide)
     if kernel.inner:
         return _reduced(kernel, graph, sizes, gpu, reorder)
+    touches = list(distinct_touches(kernel, graph, sizes))
     slow = _second_axis(kernel, touches, sizes) if reorder else None
     if slow is None:
         kernel = _stored_in_runs(kernel, touches, sizes) if reorder else kernel

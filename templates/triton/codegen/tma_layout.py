@@ -110,7 +110,9 @@ def tma_layout(problem: Problem, one: Input) -> TmaLayout | str:
     if one.load is None:
         return f"{one.name} is computed"
     found = _lying(problem, one.name, one.load.attr, tuple((axis, one.loops[axis]) for axis in one.axes))
-    return replace(found, rounded=problem.tf32) if isinstance(found, TmaLayout) else found
+    if isinstance(found, str) or found.dtype is not torch.float32:
+        return found
+    return replace(found, rounded=problem.tf32)
 
 
 @memoised
