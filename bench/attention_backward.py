@@ -20,6 +20,8 @@ from bench.matmuls import Given
 TEMPLATES = tuple(f"triton_attention_backward{kind}" for kind in ("", "_values", "_scores", "_table"))
 # Of the same gradients, for Hopper GPUs alone, with those in whose place they stand.
 WARP_SPECIALIZED = {f"{one}_warp_specialized": one for one in TEMPLATES[:2]}
+# Of all gradients in one launch: that of queries and keys with that of values.
+ALL_GRADIENTS = tuple(f"{one}_together" for one in TEMPLATES[:2])
 # Of a backward pass and its forward pass: contractions that are computed in place of forward's two, recomputed ones included.
 CONTRACTIONS = (2 + 5) / 2
 
@@ -193,6 +195,12 @@ def _operands_alone(how: Scores, *args: Tensor) -> tuple[Tensor, ...]:
     return ds @ k, ds.mT @ q
 
 
+def _all(how: Scores, *args: Tensor) -> tuple[Tensor, ...]:
+    q, k, _, g, *_ = args
+    weights, ds = _recomputed(how, *args)
+    return ds.to(q.dtype) @ k, ds.to(q.dtype).mT @ q, weights.to(q.dtype).mT @ g
+
+
 def _values(how: Scores, *args: Tensor) -> tuple[Tensor, ...]:
     q, _, _, g, *_ = args
     return (_recomputed(how, *args)[0].to(q.dtype).mT @ g,)
@@ -214,12 +222,18 @@ def _batches(how: Scores, *args: Tensor) -> tuple[Tensor, ...]:
 
 
 KINDS = dict(
-    zip((*TEMPLATES, *WARP_SPECIALIZED), (_operands, _values, _batches, _entries, _operands_alone, _values), strict=True)
+    zip(
+        (*TEMPLATES, *WARP_SPECIALIZED, ALL_GRADIENTS[0]),
+        (_operands, _values, _batches, _entries, _operands_alone, _values, _all),
+        strict=True,
+    )
 )
 
 
 def beside(template: str) -> tuple[str, ...]:
     """The templates of what is made beside a template's gradients."""
+    if template in ALL_GRADIENTS:
+        return ALL_GRADIENTS
     rivals = (template, WARP_SPECIALIZED.get(template))
     return tuple(one for one in TEMPLATES if one not in rivals)
 

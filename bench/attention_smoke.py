@@ -168,7 +168,7 @@ def check(templates: Sequence[str]) -> int:
 
 
 def tasks_of(template: str) -> list[Task]:
-    optional = template in attention_backward.WARP_SPECIALIZED
+    optional = template in (*attention_backward.WARP_SPECIALIZED, *attention_backward.ALL_GRADIENTS)
     return [Task(case.name, partial(checked, case, template), optional=optional) for case in cases_of(template)]
 
 

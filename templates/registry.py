@@ -37,6 +37,7 @@ BUILT_IN = (
     "kgen.templates.triton.kernels.attention_backward",
     "kgen.templates.triton.kernels.attention_warp_specialized",
     "kgen.templates.triton.kernels.attention_backward_warp_specialized",
+    "kgen.templates.triton.kernels.attention_backward_together",
     "kgen.templates.triton.kernels.conv",
     "kgen.templates.triton.kernels.conv_depthwise",
     "kgen.templates.triton.kernels.conv_warp_specialized",

@@ -158,6 +158,17 @@ class ResultSlot(Named):
 
 
 @dataclass(frozen=True, slots=True)
+class RunsOf:
+    """Runs of tiles of a program's step: `rows` of a tile (0: a block's), indices of its batch, if they depend on these, and
+    whether they leave out what is filled."""
+
+    step: str
+    rows: int
+    batch: tuple[Index, ...]
+    filled: bool
+
+
+@dataclass(frozen=True, slots=True)
 class StepSlot(Named):
     """A step of a program. ``{{ scores.apply("s", "b", "rm", "rn") }}`` makes of the tile `s` of a contraction's sums what the
     next step sees of them: the function that was fused there, in the same type. Where that step is a softmax, what is past
@@ -188,9 +199,11 @@ class StepSlot(Named):
         numbers of their edges, ``run.whole`` says that all of a tile is inside of the axis, and that no mask keeps out any."""
         return self.filler.runs(self.name, self.rows, bool(self.batch), self.filled)
 
-    def edges(self, stem: str, row: str) -> str:
-        """Statements that make `stem` and a number each edge's name, for a tile of rows from `row` on."""
-        return "\n".join(self.filler.edges(self.name, stem, row, self.rows, self.batch, self.filled))
+    def edges(self, stem: str, row: str, **how: str) -> str:
+        """Statements that make `stem` and a number each edge's name, for a tile of rows from `row` on. In Triton, where these
+        are of another tile of the batch already, ``like="edge"`` says that its mask holds where it held for them."""
+        runs = RunsOf(self.name, self.rows, self.batch, self.filled)
+        return "\n".join(self.filler.edges(runs, stem, row, **how))
 
     @property
     def last_edge(self) -> int:
@@ -374,6 +387,9 @@ class Filler(Protocol):
     def step_slot(self, name: str) -> StepSlot:
         """What the Jinja file sees of a step of a program."""
 
+    def workspace_slot(self, memory: Lazy) -> Lazy:
+        """What it sees of memory of the kernel's own, where that is more than a pointer."""
+
     @property
     def tile(self) -> Callable[..., Lines]:
         """Of an operand, its number in a family, the tile's name and indices; what else it may be told is the language's."""
@@ -406,8 +422,7 @@ class Filler(Protocol):
 
     @property
     def edges(self) -> Callable[..., Lines]:
-        """Of a step of a program, the stem of the edges' names, the first row of a tile, its rows (0: a block's), indices of
-        its batch, if its runs depend on these, and whether they leave out what is filled."""
+        """Of runs of a program's step, the stem of the edges' names, and the first row of a tile."""
 
     @property
     def runs(self) -> Callable[[str, int, bool, bool], tuple[Any, ...]]:
@@ -484,7 +499,8 @@ def _names(filler: Filler, facts: Callable[[Problem, str], dict[str, Any]]) -> d
         names |= {step.name: filler.step_slot(step.name) for step in template.implements.program.steps[:-1]}
     names |= {axis: AxisSlot(axis, _closed(filler.size(axis)), problem.static(axis)) for axis in template.axes}
     pointers, symbols = filler.parameters.pointers, dict(problem.kernel.host_values)
-    names |= {name: Lazy(buffer, f"p_{clean(buffer)}", pointers) for name, buffer in problem.kernel.workspaces}
+    lazy = {name: Lazy(buffer, f"p_{clean(buffer)}", pointers) for name, buffer in problem.kernel.workspaces}
+    names |= {name: filler.workspace_slot(one) for name, one in lazy.items()}
     for name, one in template.values.items():
         found = as_expr(one.compute(problem, filler.config))
         symbol = symbols[found].name if found.as_int() is None else ""

@@ -23,6 +23,7 @@ from typing import Any
 
 from kgen.rendered.gpu_kernel import TritonKernel
 from kgen.templates import triton as templates
+from tests.tile_sums import TileSums
 
 BITS = re.compile(r"tensordesc<[a-z]+(\d+)\w*\[([\d, ]+)\]>")
 # What of `warp_groups` has to do with barriers, or with the memory that they guard.
@@ -161,8 +162,8 @@ class Group:
 class Program:
     """One program of a kernel, whose groups and copies take turns as `draw` says."""
 
-    def __init__(self, kernel: TritonKernel, number: int, draw: random.Random) -> None:
-        self.number, self.draw = number, draw
+    def __init__(self, kernel: TritonKernel, number: int, draw: random.Random, sums: TileSums | None = None) -> None:
+        self.number, self.draw, self.sums = number, draw, sums
         self.groups: list[Group] = []
         self.copies: list[tuple[Barrier, int]] = []  # under way
         self.every: list[Barrier] = []
@@ -178,7 +179,7 @@ class Program:
 
     def _given(self, kernel: TritonKernel) -> list[Any]:
         """What stands for the kernel's parameters."""
-        return [_parameter(kind) for kind in kernel.signature]
+        return [0 if self.sums and kind == "*i32" else _parameter(kind) for kind in kernel.signature]
 
     def _names(self) -> dict[str, Any]:
         def of_numbers(choose: Callable[[int, int], int]) -> Callable[[Any, Any], Any]:
@@ -190,6 +191,7 @@ class Program:
             minimum = staticmethod(of_numbers(min))
             maximum = staticmethod(of_numbers(max))
             program_id = staticmethod(lambda _: self.number)
+            where = staticmethod(lambda a, b, c: (b if a else c) if isinstance(a, int) else Anything())
             allocate_shared_memory = staticmethod(lambda _, lengths, __: Memory(lengths))
             warp_specialize = staticmethod(lambda parts, *_: self._together(parts))
 
@@ -210,16 +212,44 @@ class Program:
             "tma": SimpleNamespace(
                 async_copy_global_to_shared=self._copy, async_copy_shared_to_global=self._leave, store_wait=self._leave
             ),
+            "builtin": lambda fn: fn, "ir": Anything(),
             "fence_async_shared": Anything(), "mma_v2": Anything(), "warpgroup_mma": Anything(),
             "warpgroup_mma_init": Anything(), "warpgroup_mma_wait": Anything(),
         }  # fmt: skip
         exec(compile(_without_imports(WARP_GROUPS.read_text()), "warp_groups.py", "exec"), stubs)
 
         class WarpSpecialized(Anything):
+            ticket = staticmethod(lambda _: self.number if self.sums is None else self.sums.ticket())
+            await_number, publish = staticmethod(self._await_number), staticmethod(self._publish)
+            put_tile, reduce_tile = staticmethod(self._put), staticmethod(self._add)
+            summed = staticmethod(self._summed)
+
             def __getattr__(self, name: str) -> Any:
                 return stubs[name] if name in PROTOCOL else Anything()
 
         return WarpSpecialized()
+
+    def _await_number(self, place: int, number: int) -> None:
+        sums = self.sums
+        if sums is not None:
+            self._own().pause(f"number {number} at {place}", lambda: sums.await_number(place, number))
+
+    def _publish(self, place: int, number: int) -> None:
+        if self.sums is not None:
+            self.sums.publish(place, number)
+
+    def _put(self, _: Descriptor, origin: Sequence[int], __: Memory) -> None:
+        if self.sums is not None:
+            self.sums.put(origin[0], self.number)
+
+    def _add(self, _: Descriptor, origin: Sequence[int], __: Memory) -> None:
+        if self.sums is not None:
+            self.sums.add(origin[0], self.number)
+
+    def _summed(self, _: Anything, row: int, __: int, ___: int, there: bool, ____: Any) -> Anything:
+        if self.sums is not None:
+            self.sums.reads(row, self.number, there)
+        return Anything()
 
     def _init(self, memory: Memory, count: int) -> None:
         memory.barrier = Barrier(count, count)
@@ -305,3 +335,11 @@ def run(kernel: TritonKernel, programs: Sequence[int], orders: int = 6) -> None:
     for number in programs:
         for seed in range(orders):
             Program(kernel, number, random.Random(seed))
+
+
+def run_in_order(kernel: TritonKernel, programs: int) -> TileSums:
+    """Runs all programs of a kernel, each behind the one before, and says who has added to which tile in memory."""
+    sums = TileSums()
+    for number in range(programs):
+        Program(kernel, number, random.Random(number), sums)
+    return sums

@@ -42,6 +42,15 @@ class Joining:
     only: Only | None = None
 
 
+@dataclass(frozen=True, slots=True)
+class Together:
+    """What kernels have as one: a choice, those by size, and the estimated seconds, 0 where one was asked for."""
+
+    choice: Choice
+    by_size: BySize | None
+    seconds: float
+
+
 # Small matmuls, one behind the other, among which those are looked for that need nothing of each other.
 AT_ONCE = 32
 
@@ -85,9 +94,14 @@ def _within_memory(plan: Schedule, group: Sequence[int], live: LiveBytes, most: 
 
 
 def _known(kernels: Sequence[Kernel], graph: ir.Graph, how: Joining) -> ComboKernel | None:
-    """The kernels as one, where that is better: the same for all that are equal but for names, in whatever attempt."""
-    found = for_form(("grouped kernels", how.only), kernels, graph, lambda: _grouped(kernels, graph, how))
-    return None if found is None else _batch(kernels, *found)
+    """The kernels as one, where that is better."""
+    found = _together(kernels, graph, how)
+    return None if found is None else _batch(kernels, found.choice, found.by_size)
+
+
+def _together(kernels: Sequence[Kernel], graph: ir.Graph, how: Joining) -> Together | None:
+    """What they have as one: the same for all that are equal but for names, in whatever attempt."""
+    return for_form(("grouped kernels", how.only), kernels, graph, lambda: _grouped(kernels, graph, how))
 
 
 def _verdicts(batch: ComboKernel) -> Iterable[Verdict]:
@@ -122,24 +136,52 @@ def _sharing_an_operand(plan: Schedule, how: Joining) -> list[list[int]]:
 
 
 def _partners(plan: Schedule, moves: Moves, how: Joining) -> list[list[int]]:
-    """Pairs of steps with different programs, of which a template makes one with the other, where that is faster. They run in
-    the place of the first of a pair."""
-    programs = [
-        (k, step) for k, step in enumerate(plan.steps) if isinstance(step, Kernel) and step.contracts and not _sums(step)
-    ]
+    """Steps with different programs, of which a template makes one with the others, where that is faster. They run in the place
+    of the first of a group."""
+    programs = {k: step for k, step in enumerate(plan.steps) if isinstance(step, Kernel) and step.contracts and not _sums(step)}
     if len(programs) < 2:
         return []
-    kind = how.device(contraction_of(programs[0][1])).kind
-    together = {frozenset((_key(t), _key(registry.find(t.partner)))) for t in registry.every(kind) if t.partner}
+    kind = how.device(contraction_of(next(iter(programs.values())))).kind
     groups: list[list[int]] = []
-    for (k, first), (j, second) in itertools.combinations(programs, 2):
-        operators = frozenset((_main(first).op, _main(second).op))
-        if operators not in together or any(k in group or j in group for group in groups):
-            continue
-        order = [k, j] if _may_grow(moves, [k], j, how) else [j, k] if _may_wait(moves, k, j, how) else []
-        if order and _known([first, second], plan.graph, how) is not None:
-            groups.append(order)
+    for template in sorted((t for t in registry.every(kind) if t.partner), key=lambda t: -t.most.grouped):
+        for group in _of_template(template, programs):
+            if any(k in other for other in groups for k in group):
+                continue
+            order = next((order for first in group if (order := _at(moves, first, group, how))), [])
+            if order and _is_faster([programs[k] for k in order], plan.graph, how):
+                groups.append(order)
     return groups
+
+
+def _of_template(template: Template, programs: Mapping[int, Kernel]) -> Iterable[tuple[int, ...]]:
+    """As many steps as a template makes at most, one of them its partner's, that read something in common; or two."""
+    own, partners = (
+        [k for k, kernel in programs.items() if _main(kernel).op == _key(one)]
+        for one in (template, registry.find(template.partner))
+    )
+    for k in partners:
+        near = [j for j in own if j != k and (template.most.grouped == 2 or _buffers(programs[j]) & _buffers(programs[k]))]
+        yield from (tuple(sorted((k, *found))) for found in itertools.combinations(near, template.most.grouped - 1))
+
+
+def _at(moves: Moves, place: int, group: Sequence[int], how: Joining) -> list[int]:
+    """A group that runs in the place of one of its steps, that first; empty where it may not."""
+    others = [k for k in group if k != place]
+    may = all(_may_join(moves, k, place, how) if k > place else _may_wait(moves, k, place, how) for k in others)
+    apart = all(moves.may_pass(j, k, k + 1) for k, j in itertools.combinations(sorted(others), 2))
+    return [place, *others] if may and apart else []
+
+
+def _is_faster(kernels: Sequence[Kernel], graph: ir.Graph, how: Joining) -> bool:
+    """Whether kernels are faster as one than with one of them apart."""
+    whole = _together(kernels, graph, how)
+    if whole is None or len(kernels) == 2:
+        return whole is not None
+    for k, kernel in enumerate(kernels):
+        rest, alone = _together([*kernels[:k], *kernels[k + 1 :]], graph, how), how.best(kernel)
+        if rest is not None and alone is not None and rest.seconds + alone.seconds <= whole.seconds:
+            return False
+    return True
 
 
 def _key(template: Template) -> str:
@@ -192,6 +234,12 @@ def _operands(kernel: Kernel) -> list[Hashable]:
     return [(kernel.target, k, names) for k, names in enumerate(read) if names]
 
 
+def _buffers(kernel: Kernel) -> frozenset[str]:
+    """What its first contraction reads."""
+    matmul = _main(kernel)
+    return frozenset(load.attr[0] for load in vs.loads([matmul.value, *matmul.factors]))
+
+
 def _sums(kernel: Kernel) -> bool:
     """Whether a kernel's first contraction multiplies two operands, and is no program."""
     return _main(kernel).op == "sum"
@@ -227,19 +275,21 @@ def _is_forbidden(step: Step, other: Step, how: Joining) -> bool:
 # ---- how --------------------------------------------------------------------------------------------------------------
 
 
-def _grouped(kernels: Sequence[Kernel], graph: ir.Graph, how: Joining) -> tuple[Choice, BySize | None] | None:
+def _grouped(kernels: Sequence[Kernel], graph: ir.Graph, how: Joining) -> Together | None:
     """What the matmuls have as one kernel, where a template makes them so and is estimated to be faster."""
     found = grouped_problems(kernels, graph, how.device(contraction_of(kernels[0])))
     if how.only is not None:
         choices = ((name, _configs(found.get(name, []))) for name in how.only.names)
-        return next(((Choice(name, how.only.pick(configs).values), None) for name, configs in choices if configs), None)
+        return next(
+            (Together(Choice(name, how.only.pick(configs).values), None, 0.0) for name, configs in choices if configs), None
+        )
     alone = [how.best(kernel) for kernel in kernels]
     others = any(one and (one.seconds_of_library < math.inf or one.problem.uncalibrated is None) for one in alone)
     together = _best({name: problems for name, problems in found.items() if not _is_unmeasured(problems, others)})
     if together is None or any(one is None or _is_left_to_the_library(one) for one in alone):
         return None
     faster = together.seconds < sum(one.seconds for one in alone if one is not None)
-    return (together.choice, together.by_size) if faster else None
+    return Together(together.choice, together.by_size, together.seconds) if faster else None
 
 
 def _is_left_to_the_library(alone: Best) -> bool:

@@ -150,6 +150,7 @@ OTHER_LAYOUTS = {
     "triton_attention_backward_scores": "it is sum",
     "triton_attention_backward_table": "it is sum",
     "triton_attention_backward_warp_specialized": "its last operand is none",
+    "triton_attention_backward_together": "its last operand is none",
 }
 
 

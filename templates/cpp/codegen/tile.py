@@ -23,7 +23,7 @@ from kgen.templates.cpp.codegen.table import CPP_TYPES
 from kgen.templates.cpp.codegen.tile_loops import tile_loops_of
 from kgen.templates.problem import Input, Problem, bare_number
 from kgen.templates.render import clean
-from kgen.templates.slots import OperandSlot, ResultSlot, StepSlot
+from kgen.templates.slots import Lazy, OperandSlot, ResultSlot, RunsOf, StepSlot
 
 # Names of what a function that computes a block of an operand has, and of the loops over a rectangle of results.
 FILLING, WALKING = (
@@ -102,6 +102,9 @@ class Slots:
 
     def step_slot(self, name: str) -> StepSlot:
         return StepSlot(name, self)
+
+    def workspace_slot(self, memory: Lazy) -> Lazy:
+        return memory
 
     # ---- operands ---------------------------------------------------------------------------------------------------
 
@@ -426,8 +429,8 @@ class Slots:
     def number(self, number: float) -> str:
         return repr(number)
 
-    def edges(self, step: str, stem: str, row: str, rows: int, batch: Sequence[str], filled: bool) -> list[str]:
-        raise ValueError(f"{self.problem.template.name}: in C++ tiles of {step} are between `begin` and `end`")
+    def edges(self, tiles: RunsOf, stem: str, row: str) -> list[str]:
+        raise ValueError(f"{self.problem.template.name}: in C++ tiles of {tiles.step} are between `begin` and `end`")
 
     def runs(self, step: str, rows: int, by_batch: bool, filled: bool) -> tuple[object, ...]:
         return ()

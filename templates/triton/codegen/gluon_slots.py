@@ -8,16 +8,18 @@ from typing import Any, ClassVar
 
 import torch
 
+from kgen.ir import index as ix
 from kgen.ir import values as vs
 from kgen.ir.index import Expr, Var
 from kgen.ir.plan import Statement
 from kgen.ir.values import Value
 from kgen.rendered.tensor_map import TensorMap
 from kgen.templates.problem import Input
-from kgen.templates.slots import Index, OperandSlot, ResultSlot, StepSlot
+from kgen.templates.slots import Index, Lazy, OperandSlot, ResultSlot, StepSlot
 from kgen.templates.triton.codegen.gluon_handles import BoxedTile, Columns, Kept, Leaving, Place, Reads, Ring, Writes
 from kgen.templates.triton.codegen.gluon_steps import StepHalves
 from kgen.templates.triton.codegen.slots import Slots, Stored
+from kgen.templates.triton.codegen.table import TRITON_TYPES
 from kgen.templates.triton.codegen.tma_box import BoxAccess, BoxLayout, BoxOrder, epilogue_tiles_of, operand_box
 from kgen.templates.triton.codegen.tma_layout import Access, ByEights, TmaLayout, tma_accesses, tma_layout
 from kgen.templates.triton.codegen.tma_moves import Move, Window, digit
@@ -81,6 +83,17 @@ class GluonResult(ResultSlot):
     def _slots(self) -> GluonSlots:
         assert isinstance(self.filler, GluonSlots)
         return self.filler
+
+
+@dataclass(frozen=True, slots=True)
+class GluonWorkspace(Lazy):
+    """``{% set sums = SUMS.ring("sums", 2, BLOCK_N, BLOCK_D) %}`` is shared memory for so many tiles. The workspace is a whole
+    number of them, one behind the other; ``{{ sums.tile.descriptor }}`` is their descriptor."""
+
+    filler: Any
+
+    def ring(self, name: str, stages: int, rows: int, columns: int) -> Ring:
+        return Ring(name, stages, self.filler.tiles_of_workspace(self.name, rows, columns))
 
 
 @dataclass(frozen=True, slots=True)
@@ -151,6 +164,19 @@ class GluonSlots(Slots):
 
     def step_slot(self, name: str) -> StepSlot:
         return GluonStep(name, self)
+
+    def workspace_slot(self, memory: Lazy) -> Lazy:
+        return GluonWorkspace(memory.name, memory.text, memory.among, self)
+
+    def tiles_of_workspace(self, buffer: str, rows: int, columns: int) -> BoxedTile:
+        """Tiles of a workspace that is a matrix of so many columns."""
+        dtype, [length] = self.problem.graph.buffers[buffer].dtype, self.problem.graph.buffers[buffer].sizes
+        sizes, strides = (ix.floordiv(length, columns), ix.constant(columns)), (ix.constant(columns), ix.ONE)
+        box = TensorMap(buffer, TRITON_TYPES[dtype].pointer.removeprefix("*"), (rows, columns), sizes, strides)
+        descriptor = self.descriptor(box)
+        return self._used(
+            BoxedTile(descriptor, box.block, dtype, False, lambda at: Move(descriptor, tuple(at), ("", ""), turned=False))
+        )
 
     # ---- handles ----------------------------------------------------------------------------------------------------
 

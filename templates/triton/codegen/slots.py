@@ -19,7 +19,7 @@ from kgen.templates.contract import Config, Result
 from kgen.templates.middle import Middle
 from kgen.templates.problem import Input, Problem
 from kgen.templates.render import clean
-from kgen.templates.slots import Index, OperandSlot, Pair, ResultSlot, Segment, StepSlot
+from kgen.templates.slots import Index, Lazy, OperandSlot, Pair, ResultSlot, RunsOf, Segment, StepSlot
 from kgen.templates.triton.codegen.powers import in_powers_of_two
 from kgen.templates.triton.codegen.runs import Run, Runs, runs_of
 from kgen.templates.triton.codegen.table import TRITON_TYPES, literal
@@ -108,6 +108,9 @@ class Slots:
 
     def step_slot(self, name: str) -> StepSlot:
         return StepSlot(name, self)
+
+    def workspace_slot(self, memory: Lazy) -> Lazy:
+        return memory
 
     def emitter(
         self,
@@ -287,11 +290,13 @@ class Slots:
         emitter.outer.lines += [f"{name} = {value}"] if value != name else []
         return emitter.finish()
 
-    def edges(self, step: str, stem: str, row: str, rows: int, batch: Sequence[Index] = (), filled: bool = False) -> list[str]:
+    def edges(self, tiles: RunsOf, stem: str, row: str, like: str = "") -> list[str]:
         """Statements that say between which indices each of the `runs` is, for a tile of rows from `row` on. With indices of a
-        `batch` these are the runs of that batch: integers from memory are loaded first."""
+        `batch` these are the runs of that batch: integers from memory are loaded first. The mask of the batch holds where it
+        held for the edges `like`."""
+        step, batch = tiles.step, tiles.batch
         axes = self.problem.middles[step].axes[:-2] if batch else ()
-        runs = runs_of(self.problem, step, self.config, rows, bool(batch), filled)
+        runs = runs_of(self.problem, step, self.config, tiles.rows, bool(batch), tiles.filled)
         emitter = self.emitter(axes, batch, self.problem.loops, {})
         emitter.suffix = f"_{stem}"
         names = [row]
@@ -304,17 +309,17 @@ class Slots:
         for k, edge in enumerate(runs.edges(ix.size(row).expr())):
             text = self._of_variables(emitter, ix.substitute(edge, loaded), names)
             emitter.outer.lines.append(f"{stem}{k} = tl.cast({text}, {kind})" if loaded else f"{stem}{k} = {text}")
-        return [*emitter.finish(), *self._unless_it_holds(step, runs, stem, (*batch, row))]
+        return [*emitter.finish(), *self._unless_it_holds(step, runs, stem, (*batch, row), like)]
 
-    def _unless_it_holds(self, step: str, runs: Runs, stem: str, indices: Sequence[Index]) -> list[str]:
+    def _unless_it_holds(self, step: str, runs: Runs, stem: str, indices: Sequence[Index], like: str) -> list[str]:
         """Statements that make one run of all tiles where a mask says nothing: the first one in which it is applied."""
         one = next((run for run in runs.all if not run.whole), None)
         if one is None or not self.problem.middles[step].guards or runs.leave_out_none:
             return []
-        holds, end = f"{stem}_holds", self.length(runs.length)
+        holds, end = f"{like or stem}_holds", self.length(runs.length)
         wanted = ("0" if k <= one.first else end for k in range(runs.all[-1].last + 1))
         return [
-            *self._holds(step, holds, indices),
+            *([] if like else self._holds(step, holds, indices)),
             *(f"{stem}{k} = tl.where({holds} != 0, {stem}{k}, {edge})" for k, edge in enumerate(wanted)),
         ]
 

@@ -96,7 +96,8 @@ class _Head:
 class _GluonHead:
     """``{{ kernel() }}`` opens the kernel. One whose warps have different parts is made of several functions:
     ``{{ kernel("loads", ready, ring) }}`` opens one that has these handles as parameters before the kernel's, and
-    ``{{ kernel.call("loads", ready, ring) }}`` is what says so. ``kernel.barriers("ready", STAGES)`` is a handle.
+    ``{{ kernel.call("loads", ready, ring) }}`` is what says so. ``{{ kernel.invoke("ends", ring) }}`` calls one from another,
+    so that it has variables of its own. ``kernel.barriers("ready", STAGES)`` is a handle.
 
     The kernel, which comes last, takes its barriers back when all warps have ended. Of barriers that no warp waits for, the
     compiler would give the memory to tiles, and a barrier's first state may arrive there after a tile."""
@@ -118,6 +119,9 @@ class _GluonHead:
 
     def call(self, suffix: str, *own: object) -> str:
         return f"{self.name}_{suffix}, ({', '.join([*names_of(own), PARAMETERS])})"
+
+    def invoke(self, suffix: str, *own: object) -> str:
+        return f"{self.name}_{suffix}({', '.join([*names_of(own), PARAMETERS])})"
 
     def barriers(self, name: str, count: int, arrivals: int = 1) -> Barriers:
         return Barriers(name, count, arrivals, self._made)

@@ -7,8 +7,10 @@ program may run different functions. Functions of `library` can be called from t
 from __future__ import annotations
 
 import triton.language as tl
+from triton._C.libtriton import ir
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
+from triton.experimental.gluon.language._core import builtin
 from triton.experimental.gluon.language.nvidia.ampere import mma_v2
 from triton.experimental.gluon.language.nvidia.hopper import (
     fence_async_shared,
@@ -327,3 +329,75 @@ def power_of(numbers, shift, scale: gl.constexpr, exact: gl.constexpr = False):
         return approximate_exp2((numbers - shift) * scale)
     else:
         return approximate_exp2(gl.fma(numbers, scale, -shift))
+
+
+# ---- programs that add tiles up in memory, one behind the other --------------------------------------------------------------
+
+
+@gluon.jit
+def tiles(count: gl.constexpr, rows: gl.constexpr, columns: gl.constexpr, kind: gl.constexpr):
+    """Shared memory for so many tiles, as matrix units read them."""
+    return gl.allocate_shared_memory(kind, [count, rows, columns], gl.NVMMASharedLayout.get_default_for([rows, columns], kind))
+
+
+@gluon.jit
+def ticket(counter):
+    """The number of programs that have begun before this one, of a counter that was 0: who has a smaller one runs already, so
+    that it may be waited for."""
+    return tl.atomic_add(counter, 1, sem="relaxed")
+
+
+@builtin
+def reduce_tile(descriptor, origin, tile, _semantic=None):
+    """Adds a tile of shared memory to one in memory by TMA (`cp.reduce.async.bulk` of PTX)."""
+    coordinates = _semantic._convert_to_ir_values(origin, require_i64=False)
+    _semantic.builder.create_async_tma_reduce(ir.DESCRIPTOR_REDUCE_KIND.ADD, descriptor.handle, coordinates, tile.handle)
+
+
+@gluon.jit
+def put_tile(descriptor, origin, tile):
+    """Stores a tile of shared memory by TMA."""
+    tma.async_copy_shared_to_global(descriptor, origin, tile)
+
+
+@gluon.jit
+def landed():
+    """Waits until all that this warp has stored or added by TMA is in memory, for whoever is told so by `publish`."""
+    tl.inline_asm_elementwise(
+        "cp.async.bulk.wait_group 0; mov.u32 $0, 0;", "=r,r", [tl.full([], 0, tl.int32)], tl.int32, False, 1
+    )
+
+
+@gluon.jit
+def await_number(pointer, number):
+    """Waits until the number in memory is at least this one; what was in memory before it was published is seen then."""
+    tl.inline_asm_elementwise(
+        """{
+        .reg .pred there;
+        .reg .b32 seen;
+        again:
+        ld.acquire.gpu.global.b32 seen, [$1];
+        setp.ge.s32 there, seen, $2;
+        @!there bra again;
+        mov.u32 $0, seen;
+        }""",
+        "=r,l,r", [pointer, number], tl.int32, False, 1,
+    )  # fmt: skip
+
+
+@gluon.jit
+def publish(pointer, number):
+    """Says to other programs that this warp's tile is in memory: one of its threads has waited for that."""
+    tl.inline_asm_elementwise(
+        "bar.warp.sync -1; fence.proxy.async; st.release.gpu.global.b32 [$1], $2; mov.u32 $0, 0;",
+        "=r,l,r", [pointer, number], tl.int32, False, 1,
+    )  # fmt: skip
+
+
+@gluon.jit
+def summed(memory, row, rows: gl.constexpr, columns: gl.constexpr, there, layout: gl.constexpr):
+    """A tile of rows of what was added up, or zeros where nothing was; the L1 cache may have older numbers."""
+    along = row + gl.arange(0, rows, gl.SliceLayout(1, layout))
+    across = gl.arange(0, columns, gl.SliceLayout(0, layout))
+    pointers = memory + along.to(tl.int64)[:, None] * columns + across[None, :]
+    return gl.load(pointers, mask=gl.full([rows, columns], 1, tl.int1, layout) & there, other=0.0, cache_modifier=".cg")

@@ -61,7 +61,8 @@ PAIRS = (("Q", "K"), ("G", "V"))
 
 @dataclass(frozen=True, slots=True)
 class Facts:
-    """`rows` of a program, the `gradient` and the one of `values` among its problems. Sums are multiplied by `factor` at last.
+    """`rows` of a program, the `gradient` and the one of `values` among its problems, that of `queries` where it is made with
+    those of keys and of values. Sums are multiplied by `factor` at last.
     A `guarded` mask says nothing of a batch where some numbers are not 0. Programs begin with the last rows if those have most
     tiles. Then warps and registers of those beside the first group."""
 
@@ -73,6 +74,7 @@ class Facts:
     last_first: bool
     warps: list[int]
     registers: list[int]
+    queries: int | None = None
 
     def of_gradient(self, parts: Sequence[PartSlots]) -> PartSlots | None:
         return None if self.gradient is None else parts[self.gradient]
@@ -80,9 +82,16 @@ class Facts:
     def of_values(self, parts: Sequence[PartSlots]) -> PartSlots | None:
         return None if self.values is None else parts[self.values]
 
+    def of_queries(self, parts: Sequence[PartSlots]) -> PartSlots | None:
+        return None if self.queries is None else parts[self.queries]
+
     def placed(self, last_edge: int) -> list[str]:
-        """The variables that say where a program is, if they are found before warps part."""
-        return ["b", "first", *(f"edge{k}" for k in range(last_edge + 1))] if self.guarded else []
+        """The variables that say where a program is, if they are found before warps part: what a guard says is looked up in
+        memory, and so is the number of a program that others wait for."""
+        found = ["b", "first", *(f"edge{k}" for k in range(last_edge + 1))]
+        if self.queries is None:
+            return found if self.guarded else []
+        return [*found, "edge_holds"] if self.guarded else found
 
 
 class _WarpSpecialized(KernelTemplate):
@@ -291,12 +300,17 @@ def _resources(problems: Sequence[Problem], config: Config) -> Resources:
     return Resources(shared + 2 * BARRIERS, registers if registers <= multiplying else problems[0].device.registers + 1)
 
 
+def of_program(config: Config) -> Config:
+    """The configuration with the rows of all warp groups of a program."""
+    return Config(tuple((name, config.PROGRAMS * ROWS if name == "BLOCK_M" else value) for name, value in config.values))
+
+
 def _seconds(problems: Sequence[Problem], config: Config) -> float:
     """Dots of tiles that are made, or memory. Together with a gradient, that of values has one contraction of its own."""
     gradients, first = [one for one in problems if not _is_of_values(one)], problems[0]
     kind = "both" if len(problems) > 1 else "gradient" if gradients else "values"
     flops = sum(one.flops / (2 if gradients and _is_of_values(one) else 1) for one in problems)
-    rows = Config(tuple((name, config.PROGRAMS * ROWS if name == "BLOCK_M" else value) for name, value in config.values))
+    rows = of_program(config)
     longer = LONGER.get((config.BLOCK_N, config.PROGRAMS, bool(config.PIPELINED)), OTHERS) * (
         THREE_STAGES if config.STAGES == 3 else 1
     )

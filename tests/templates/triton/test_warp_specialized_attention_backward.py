@@ -4,6 +4,7 @@ what, and what is refused."""
 from __future__ import annotations
 
 import ast
+import random
 import re
 from collections.abc import Callable, Sequence
 from functools import partial
@@ -13,7 +14,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from bench.attention_backward import CAPPED, CAUSAL, TEMPLATES, WARP_SPECIALIZED, beside, saved, written_out
+from bench.attention_backward import ALL_GRADIENTS, CAPPED, CAUSAL, TEMPLATES, WARP_SPECIALIZED, beside, saved, written_out
 from kgen.build import triton
 from kgen.device import Device
 from kgen.ir import values as vs
@@ -28,11 +29,12 @@ from kgen.templates.problem import Problem
 from kgen.templates.triton.codegen.gluon_steps import parts_of, vanishes
 from kgen.verdict import Reason
 from tests.attention_configurations import drawn_large
-from tests.attention_gradients import ALIBI, PLAIN, SOFTCAP, Score, arguments, bf16, causal, f32, gradients, window
+from tests.attention_gradients import ALIBI, PLAIN, SOFTCAP, Score, arguments, bf16, causal, f32, gradients, positions, window
 from tests.attention_plans import training_plans
 from tests.codegen import options_for, rendered
 from tests.kernels import plans
-from tests.warp_barriers import run
+from tests.tile_sums import TileSums
+from tests.warp_barriers import Program, WaitsForever, run, run_in_order
 
 OPERANDS, VALUES = WARP_SPECIALIZED
 WANTED = {"q": OPERANDS, "k": OPERANDS, "v": VALUES, "qkv": OPERANDS}
@@ -92,10 +94,10 @@ def trained(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
     return s.masked_fill(columns > rows[:, None], -torch.inf).float().softmax(-1).to(q.dtype) @ v
 
 
-def backward_of(lengths: tuple[int, int, int]) -> tuple[Any, Options]:
+def backward_of(lengths: tuple[int, int, int], templates: Sequence[str] = (OPERANDS, VALUES)) -> tuple[Any, Options]:
     rows, keys, head = lengths
     q, k, v = (torch.randn(2, 2, n, head, dtype=bf16).requires_grad_() for n in (rows, keys, keys))
-    only = Only(OPERANDS, lambda configs: configs[0], also=(VALUES, "triton_attention"))
+    only = Only(templates[0], lambda configs: configs[0], also=(*templates, "triton_attention"))
     return training_plans(trained, q, k, v, only=only)[1], options_for(True, only)
 
 
@@ -108,6 +110,101 @@ def test_a_training_step_has_two_kernels_of_gradients() -> None:
     launch = rendered(steps[0], plan, "kernel", options).launch
     assert isinstance(launch, TritonKernel)
     assert "edge_holds" in launch.source, "where a row sees nothing its weights are no numbers"
+
+
+# ---- all in one launch --------------------------------------------------------------------------------------------------
+
+
+def upwards(s: Tensor, *_: Tensor) -> Tensor:
+    """Rows see keys from their own on."""
+    rows, columns = positions(s)
+    return columns >= rows
+
+
+def wide(s: Tensor, *_: Tensor) -> Tensor:
+    rows, columns = positions(s)
+    return (columns <= rows) & (rows - columns < 150)
+
+
+def late(s: Tensor, *_: Tensor) -> Tensor:
+    """The first 150 rows see no key, nor does any row see the last keys."""
+    rows, columns = positions(s)
+    return (columns + 150 <= rows) & (columns < 400)
+
+
+def prefix(s: Tensor, *_: Tensor) -> Tensor:
+    rows, columns = positions(s)
+    return (columns <= rows) | (columns < 100)
+
+
+def backwards(s: Tensor, *_: Tensor) -> Tensor:
+    """Later rows see fewer keys, so that later keys are seen by fewer rows."""
+    rows, columns = positions(s)
+    return columns < s.shape[-2] - rows
+
+
+def together(
+    mask: Score | None, lengths: tuple[int, int, int, int], number: int = 0, score: Scored = PLAIN, wanted: str = "qkv"
+) -> tuple[Any, Options, list[Config]]:
+    seen: list[Config] = []
+
+    def pick(configs: Sequence[Config]) -> Config:
+        seen[:] = configs
+        return seen[number % len(seen)]
+
+    options = Options(gpu_everywhere=True, only=Only(ALL_GRADIENTS[0], pick, also=ALL_GRADIENTS))
+    args = arguments(score, None if mask is late else mask, lengths, bf16)
+    return plans(partial(gradients, score=score, mask=mask, wanted=wanted), *args, options=options).forward, options, seen
+
+
+MASKS = {"none": None, "causal": causal, "upwards": upwards, "window": window, "wide": wide, "late": late, "prefix": prefix}
+
+
+@pytest.mark.none
+def test_gradients_of_queries_are_made_with_those_of_keys_and_values() -> None:
+    for plan, options in (together(causal, (256, 256, 64, 64))[:2], backward_of((256, 256, 64), ALL_GRADIENTS)):
+        step, launch = launched(plan, options)
+        assert isinstance(step, ComboKernel)
+        assert [k.choice.template for k in step.members if k.choice is not None] == [ALL_GRADIENTS[0], *ALL_GRADIENTS]
+        loops = launch.source.split("def kernel_rows(")[1].split("@gluon.jit")[0].split("for back in")[1:]
+        assert [loop.count("ws.scores(") for loop in loops[:-1]] == [2] * (len(loops) - 1), "scores are computed once for all"
+
+
+@pytest.mark.none
+@pytest.mark.parametrize("name", MASKS)
+def test_tiles_of_queries_have_their_parts_in_the_order_of_the_keys(name: str) -> None:
+    """Each tile is stored by the first program that has a part of it, added to by the others, and read by the last one only."""
+    rows, keys = 500, 600
+    for number in range(3):
+        plan, options, configs = together(MASKS[name], (rows, keys, 64, 64), number)
+        assert len(configs) == 3
+        tiles, programs = -(-rows // 64), -(-keys // 128)
+        found = run_in_order(launched(plan, options)[1], 6 * programs)
+        assert found.read.keys() == {tile * 64 for tile in range(6 * tiles)}
+        for row, [(reader, there)] in found.read.items():
+            added = found.added.get(row, [])
+            assert added == sorted(set(added))
+            assert there == bool(added)
+            assert not added or added[-1] == reader
+
+
+@pytest.mark.none
+def test_a_program_does_not_wait_for_one_that_may_not_have_begun() -> None:
+    plan, options, _ = together(causal, (256, 256, 64, 64))
+    with pytest.raises(WaitsForever, match="number 1 at"):
+        Program(launched(plan, options)[1], 1, random.Random(0), TileSums(begun=8))
+
+
+@pytest.mark.none
+def test_gradients_in_another_order_are_left_to_two_launches() -> None:
+    """Where later keys are seen by fewer rows; and gradients of two operands alone."""
+    assert alone(together(backwards, (256, 256, 64, 64))[0])
+    assert alone(together(causal, (256, 256, 64, 64), wanted="qk")[0])
+    assert alone(together(causal, (256, 256, 64, 64), wanted="kv")[0])
+
+
+def alone(plan: Any) -> bool:
+    return all(len(members(one)) == 1 for one in plan.kernels)
 
 
 # ---- barriers ---------------------------------------------------------------------------------------------------------
@@ -126,6 +223,15 @@ def test_all_warps_come_to_their_end(name: str, wanted: str) -> None:
     _, _, configs = planned(*PROTOCOLS[name], wanted)
     for number in range(len(configs)):
         plan, options, _ = planned(*PROTOCOLS[name], wanted, number)
+        run(launched(plan, options)[1], range(0, 12, 5), orders=2)
+
+
+@pytest.mark.none
+@pytest.mark.parametrize("name", PROTOCOLS)
+def test_all_warps_come_to_their_end_together(name: str) -> None:
+    score, mask, (rows, keys, *_) = PROTOCOLS[name]
+    for number in range(3):
+        plan, options, _ = together(mask, (rows, keys, 64, 64), number, score)
         run(launched(plan, options)[1], range(0, 12, 5), orders=2)
 
 
@@ -192,6 +298,19 @@ def needed(problems: Sequence[Problem], config: Config) -> Any:
     if len(problems) > 1:
         return author.resources_of_parts(problems, config)
     return author.resources(problems[0], config)
+
+
+@pytest.mark.ptx
+@pytest.mark.slow
+@pytest.mark.parametrize("mask", [None, causal])
+def test_all_configurations_fit_together(mask: Score | None) -> None:
+    for number in range(3):
+        plan, options, configs = together(mask, (256, 256, 64, 64), number)
+        step, launch = launched(plan, options)
+        [made] = triton.compile_kernels([launch], 90)
+        problems = [chosen_problem(one, plan.graph, Device()) for one in members(step)]
+        assert made.stack <= 64, configs[number]
+        assert made.shared <= needed(problems, configs[number]).shared, configs[number]
 
 
 @pytest.mark.ptx
