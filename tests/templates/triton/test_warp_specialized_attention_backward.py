@@ -19,7 +19,7 @@ from kgen.build import triton
 from kgen.device import Device
 from kgen.ir import values as vs
 from kgen.ir.plan import ComboKernel, Launch, members
-from kgen.only import Only
+from kgen.only import Only, only
 from kgen.rendered.gpu_kernel import TritonKernel
 from kgen.scheduler import Options
 from kgen.scheduler.selection.choose import chosen_problem
@@ -324,6 +324,29 @@ def test_multiplications_are_under_way_together(wanted: str) -> None:
     parts = re.split(r"WARPGROUP\.DEPBAR\.LE gsb0, 0x(\d)", text)
     beside = [part.count("MUFU.EX2") for pending, part in zip(parts[1::2], parts[2::2], strict=True) if pending != "0"]
     assert max(beside) >= 32
+
+
+# ---- on a GPU ---------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("lengths", [(512, 512), (700, 700), (300, 700)])
+@pytest.mark.parametrize("mask", ["none", "causal", "wide", "prefix"])
+def test_gradients_in_one_launch_are_right_and_always_the_same(mask: str, lengths: tuple[int, int]) -> None:
+    """As near to float64 as eager's are, and equal bit by bit, whichever program is faster."""
+    args = [one.cuda() for one in arguments(PLAIN, MASKS[mask], (*lengths, 64, 64), bf16)]
+
+    def function(*given: Tensor) -> tuple[Tensor, ...]:
+        return gradients(*given, score=PLAIN, mask=MASKS[mask])
+
+    torch._dynamo.reset()
+    with only(ALL_GRADIENTS[0], lambda configs: configs[0], also=ALL_GRADIENTS):
+        compiled = torch.compile(function, backend="kgen", options={"strict": True})
+        found = [compiled(*args) for _ in range(5)]
+    assert all(torch.equal(one, other) for more in found[1:] for one, other in zip(found[0], more, strict=True))
+    want, eager = function(*(one.double() for one in args)), function(*args)
+    for got, exact, other in zip(found[0], want, eager, strict=True):
+        assert (got - exact).norm() <= 1.2 * (other - exact).norm() + 1e-4 * exact.norm()
 
 
 # ---- what is left to others -------------------------------------------------------------------------------------------
