@@ -364,7 +364,7 @@ class _Lowering:
         """Whether each reader moves fewer bytes where it computes the value again, on a device whose arithmetic waits for
         memory. A contraction would compute it for each tile."""
         narrow = all(dtype.itemsize <= tensor.dtype.itemsize for _, _, dtype in full)
-        return self._is_large_on_gpu(tensor) and len(full) == 1 and narrow and not self._is_multiplied(node)
+        return self._is_large_on_gpu(tensor) and len(full) <= 1 and narrow and not self._is_multiplied(node)
 
     def _is_multiplied(self, node: Node) -> bool:
         """Of a foreach operator, each of hundreds of results asks."""
