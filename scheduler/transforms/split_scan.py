@@ -37,7 +37,7 @@ FEWEST_SHARES = 4
 REDUCED = frozenset({"sum", "prod", "max", "min"})
 # Reductions of which the partial results join by the same reduction.
 JOINED = REDUCED | {"any", "all", "bitxor"}
-# A point of a scan is joined so many times: in its thread, between threads, with the totals of warps, and with what came before.
+# A point of a scan is joined so many times: in its thread, between threads and warps, and with what came before.
 JOINS_OF_A_POINT = 8
 
 
@@ -73,8 +73,8 @@ def split_scan(kernel: Kernel, graph: ir.Graph, sizes: Sizes, gpu: Gpu) -> Itera
 
 
 def _in_full_tiles(kernel: Kernel, shares: int, most: int) -> tuple[int, Expr]:
-    """The shares and the points of each. Of a row of known length some more, of a power of two: the rest of a tile would compute
-    nothing, and each share begins at a vector."""
+    """The shares and the points of each. Of a row of known length some more, of a power of two: the rest of a tile would
+    compute nothing, and each share begins at a vector."""
     extent = kernel.inner[0].extent
     length = extent.as_int()
     if length is None:
@@ -98,7 +98,7 @@ def _cost_of_a_join(s: Statement) -> int:
 def _stand_ins(s: Statement, name: str) -> Iterator[Value]:
     yield vs.step_result(name, s.value.dtype)
     if len(s.outs) > 1:
-        yield vs.step_result(f"{name}_place", torch.int64)
+        yield vs.step_result(f"{name}_position", torch.int64)
 
 
 def may_split(kernel: Kernel) -> bool:
@@ -249,8 +249,8 @@ class _Split:
 
     def _so_far(self, s: Statement, totals: Sequence[str], names: Sequence[str]) -> Statement:
         """The scan of the totals, which ends with each share."""
-        value, *places = (self._load(total, self.share.expr()) for total in totals)
-        rank = ix.indirect(places[0], self.loop.extent).expr() if places else None
+        value, *positions = (self._load(total, self.share.expr()) for total in totals)
+        rank = ix.indirect(positions[0], self.loop.extent).expr() if positions else None
         store = (self.share.expr(), *self.row)
         stored = (True,) * len(names)
         return Statement("scan", tuple(names), value, store, True, 0, stored, s.op, axis=self.share, rank=rank)
