@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import operator
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -27,7 +27,7 @@ from kgen.lowering.families import CONTRACTIONS, RULES, VIEWS
 from kgen.lowering.fused_calls import note_fused_calls
 from kgen.lowering.operation import OperatorAxes, lower_operator
 from kgen.lowering.results import Results, owners_of_results
-from kgen.lowering.row_values import remaining_cost, with_row_values_stored
+from kgen.lowering.row_values import MIN_REPEATS, remaining_cost, with_row_values_stored
 from kgen.lowering.short_axes import unroll_short_axes
 from kgen.lowering.table import Rule
 from kgen.lowering.tensor import Tensor, number_of, rounded, unsupported
@@ -358,13 +358,16 @@ class _Lowering:
         if not _is_read_again(node) or (not reads and cost <= CHEAP_FROM_INDICES):
             return False
         full = [v for v in reads if self._is_full(v, tensor)]
-        return len(full) > 1 or cost > (_cheap_on_gpu(node, tensor) if self._saves_traffic(node, tensor, full) else CHEAP)
+        saves = self._saves_traffic(node, tensor, full, reads)
+        return len(full) > 1 or cost > (_cheap_on_gpu(node, tensor) if saves else CHEAP)
 
-    def _saves_traffic(self, node: Node, tensor: Tensor, full: Sequence[Any]) -> bool:
+    def _saves_traffic(self, node: Node, tensor: Tensor, full: Sequence[Any], reads: Collection[Any]) -> bool:
         """Whether each reader moves fewer bytes where it computes the value again, on a device whose arithmetic waits for
         memory. A contraction would compute it for each tile."""
+        if not self._is_large_on_gpu(tensor) or self._is_multiplied(node):
+            return False
         narrow = all(dtype.itemsize <= tensor.dtype.itemsize for _, _, dtype in full)
-        return self._is_large_on_gpu(tensor) and len(full) <= 1 and narrow and not self._is_multiplied(node)
+        return (len(full) == 1 and narrow) or all(self._is_of_rows(v, tensor) for v in reads)
 
     def _is_multiplied(self, node: Node) -> bool:
         """Of a foreach operator, each of hundreds of results asks."""
@@ -380,6 +383,12 @@ class _Lowering:
         """Whether a load moves about as much memory as the tensor has elements."""
         used = {a for e in attr[1] for a in ix.free_atoms(e)}
         return any(isinstance(a, ix.Indirect) for a in used) or all(v in used for v in tensor.axes if v.extent != 1)
+
+    def _is_of_rows(self, attr: Any, tensor: Tensor) -> bool:
+        """Whether a load moves little memory, since many of the tensor's elements share what it reads."""
+        used = {a for e in attr[1] for a in ix.free_atoms(e)}
+        rest = [v for v in tensor.axes if v not in used]
+        return not any(isinstance(a, ix.Indirect) for a in used) and any(ix.lower_bound(v.extent) >= MIN_REPEATS for v in rest)
 
     def _output(self, result: Any, position: int) -> ir.Output:
         if not isinstance(result, Node):

@@ -23,7 +23,7 @@ from kgen.ir.values import Value
 from kgen.scheduler.analysis.memory import root
 from kgen.scheduler.protocol import Forming, Transform
 from kgen.scheduler.selection.memo import for_equal
-from kgen.scheduler.tiling.tiles import HEAVY, choose_tiles, cost_of_a_point, power_of_two
+from kgen.scheduler.tiling.tiles import HEAVY, WALKING_WARPS, choose_tiles, cost_of_a_point, power_of_two
 from kgen.scheduler.transforms.ragged_shares import padded, stored_inside
 from kgen.scheduler.transforms.split_reduction import MOST_SHARES, WARPS
 
@@ -67,7 +67,7 @@ def split_scan(kernel: Kernel, graph: ir.Graph, sizes: Sizes, gpu: Gpu) -> Itera
     work = sizes.points(kernel.outer) * sizes.points(kernel.inner) // programs
     longest = sizes.points(kernel.inner) // SHORTEST
     chunk = MIN_CHUNK // max(1, _cost_of_a_point(kernel) // HEAVY)
-    most = min(gpu.compute_units * WARPS // tiling.blocks.warps // programs, MOST_SHARES)
+    most = min(gpu.compute_units * WARPS // min(tiling.blocks.warps, WALKING_WARPS) // programs, MOST_SHARES)
     shares = min(most, work // chunk, longest)
     return (kernel,) if shares < FEWEST_SHARES else _Split(kernel, graph, *_in_full_tiles(kernel, shares, most)).run()
 

@@ -224,7 +224,7 @@ def has_negative(x):
 def lgamma(x):
     """Of float32 in its own precision, where no element of the tile is negative: below 3 units in the last place."""
     if x.dtype.is_fp32() and x.type.is_block():
-        if has_negative(x):
+        if has_negative(x):  # noqa: SIM108 (Triton branches on a statement only)
             found = libdevice.lgamma(x.to(tl.float64)).to(x.dtype)
         else:
             found = lgamma_of_positive(x)
@@ -257,7 +257,7 @@ def lgamma_of_positive(x):
 def digamma(number):
     """Of float32 in its own precision, where no element of the tile is negative: below 3 units in the last place."""
     if number.dtype.is_fp32() and number.type.is_block():
-        if has_negative(number):
+        if has_negative(number):  # noqa: SIM108
             found = digamma_in_doubles(number)
         else:
             found = digamma_of_positive(number)
