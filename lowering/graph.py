@@ -45,6 +45,8 @@ CHEAP_ON_GPU, CHEAP_FLOAT32_ON_GPU, LARGE = 14, 24, 1 << 20
 STEPS = 8
 # Operators that may read what each of them computes again.
 MOST_READERS = 3
+# Operators that read elements at positions from data, and of how many elements they may read one.
+GATHERS, FEW_GATHERED = ("aten.gather.default", "aten.index.Tensor"), 16
 # A value that reads this many buffers or has this many operations is stored whatever its users, to bound code size.
 MAX_LOADS = 24
 MAX_COST = 600
@@ -516,13 +518,22 @@ def _is_conversion(node: Node) -> bool:
 
 
 def _is_read_again(node: Node) -> bool:
-    """Whether the node has more than one consumer, looking through views."""
-    while len(node.users) == 1:
-        (node,) = node.users
+    """Whether the node has more than one consumer, looking through views. What reads few of its elements may compute these
+    again, as a loss does with the logits of its labels."""
+    while True:
+        readers = [user for user in node.users if not _reads_few(user, node)]
+        if len(readers) != 1:
+            return len(readers) > 1
+        [node] = readers
         name = getattr(node.target, "__name__", str(node.target)).split(".")[0]
         if node.op != "call_function" or name not in _VIEWS:
             return False
-    return len(node.users) > 1
+
+
+def _reads_few(user: Node, source: Node) -> bool:
+    """Whether it reads elements of its first operand at positions from data, and not many."""
+    is_gather = user.op == "call_function" and operator_name(user.target) in GATHERS and user.args[:1] == (source,)
+    return is_gather and 0 < FEW_GATHERED * _elements(user) <= _elements(source)
 
 
 def rule_of(rules: Mapping[str, Rule], name: str) -> Rule | None:

@@ -39,11 +39,14 @@ class RowTotals(Transform):
         rows = _reduced_rows(draft)
         nodes: list[ir.Node] = []
         for node in draft.nodes:
-            if rows and _is_total(node, draft) and draft.decisions.is_open(self.name, node.outs[0]) and _shares(node, rows):
+            if rows and isinstance(node, ir.Reduction) and self._is_candidate(node, draft) and _shares(node, rows):
                 nodes += _in_two_steps(node, draft.graph)
             else:
                 nodes.append(node)
         draft.nodes = nodes
+
+    def _is_candidate(self, node: ir.Reduction, draft: Draft) -> bool:
+        return _is_total(node, draft) and draft.decisions.is_open(self.name, node.outs[0])
 
     def check(self, attempt: Attempt) -> Mapping[Candidate, Verdict]:
         return {Candidate(self.name, total): verdict for total, verdict in self._alone(attempt)}
@@ -62,9 +65,9 @@ class RowTotals(Transform):
                 )
 
 
-def _is_total(node: ir.Node, draft: Draft) -> bool:
+def _is_total(node: ir.Reduction, draft: Draft) -> bool:
     """Whether it reduces all loops to one result, of many rows on a GPU."""
-    if not isinstance(node, ir.Reduction) or node.vars or len(node.rvars) < 2 or node.op not in OPS:
+    if node.vars or len(node.rvars) < 2 or node.op not in OPS:
         return False
     sizes = [v.extent.as_int() or 0 for v in node.rvars]
     rows = ix.product(v.extent for v in node.rvars[:-1]).as_int() or 0

@@ -32,6 +32,12 @@ def hot(rows: Tensor, at: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
     return (g * y).sum(0), (g - y).sum(1)
 
 
+def capped(x: Tensor, at: Tensor) -> Tensor:
+    """A loss that reads one of a row's logits besides the sum of their exponentials."""
+    y = 30 * torch.tanh(x.float() / 30)
+    return (y.logsumexp(1) - y.gather(1, at).squeeze(1)).sum()
+
+
 def stored(fn: Callable[..., object], *args: Tensor) -> int:
     """The tensors of as many elements that are written."""
     plan = planned(fn, *args)
@@ -47,8 +53,9 @@ def stored(fn: Callable[..., object], *args: Tensor) -> int:
         (drawn, lambda: (torch.empty(ROWS, LENGTH), torch.zeros(ROWS, 5, dtype=torch.long)), 0),
         (spread, lambda: (torch.empty(ROWS, LENGTH), torch.empty(ROWS, LENGTH, 3)), 1),
         (hot, lambda: (torch.empty(ROWS), torch.zeros(ROWS, 1, dtype=torch.long), torch.empty(ROWS, LENGTH)), 0),
+        (capped, lambda: (torch.empty(ROWS, LENGTH).bfloat16(), torch.zeros(ROWS, 1, dtype=torch.long)), 0),
     ],
-    ids=["read again", "read several times", "made of rows"],
+    ids=["read again", "read several times", "made of rows", "few are gathered"],
 )
 def test_what_is_stored(fn: Callable[..., object], args: Callable[[], tuple[Tensor, ...]], number: int) -> None:
     assert stored(fn, *args()) == number
