@@ -329,7 +329,7 @@ def _has_row_values(kernel: Kernel, touches: list[Touch], block: int, sizes: Siz
 def _rows_cost_most(kernel: Kernel, touches: list[Touch], sizes: Sizes) -> bool:
     """Whether a point's operations take longer than what it moves, and half of them belong to its row."""
     fast = kernel.outer[-1]
-    moved = sum(touch.distinct for touch in touches) / sizes.points(kernel.outer)
+    moved = sum(touch.distinct for touch in touches) / max(1, sizes.points(kernel.outer))
     values = [(v, v.variables()) for v in vs.topological([root for s in kernel.statements for root in s.roots])]
     costs = {v: ROW_LOAD if v.op == "load" and fast not in found else ops.cost(v.op) for v, found in values}
     of_rows = ROW_INDEX * (len(kernel.outer) - 1) + sum(costs[v] for v, found in values if found and fast not in found)

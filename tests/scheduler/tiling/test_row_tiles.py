@@ -55,6 +55,12 @@ def test_rows_between_vectors_have_programs_where_what_belongs_to_them_costs_mos
     assert bool(tiling.y) == apart
 
 
+def test_no_rows_have_no_programs_of_their_own() -> None:
+    args = [torch.randn(0, 8191), torch.randn(0), torch.rand(0), torch.randint(0, 99, (0,)), torch.randn(0)]
+    [tiling] = tilings(planned(likelihood_gradient, *args))
+    assert tiling.blocks.x
+
+
 @pytest.mark.interpret
 def test_values_of_rows_between_vectors() -> None:
     assert run(likelihood_gradient, *rows_between_vectors(2047), gpu_interpreter=True).kinds == {"plane"}
