@@ -74,6 +74,8 @@ MAX_WARPS = 32
 # Warps of a program that walks a row, and points of a step for each warp of one that walks it again: the more warps, the fewer
 # programs run side by side, and the more of their rows L2 holds (docs/decisions/0032-rows-on-a-gpu.md).
 WALKING_WARPS, AGAIN_WARP = 8, 512
+# Points of a row in registers for each warp.
+ROW_WARP = 1024
 # Warps of a program of rows that has an SM to itself, at most, and points of its tile for each of them.
 MOST_LONE_WARPS, LONE_WARP = 16, 256
 # Neighbouring columns that a program reduces: whole cache lines of 16-bit numbers; and the fewest, where that makes more
@@ -493,7 +495,7 @@ def _short_steps(kernel: Kernel, touches: list[Touch], across: bool, sizes: Size
 
 def _waits_for_arithmetic(kernel: Kernel, touches: list[Touch], sizes: Sizes) -> bool:
     """Whether a point's operations take longer than what it moves, as in a table of all pairs of a few numbers."""
-    moved = sum(touch.distinct for touch in touches) / sizes.points((*kernel.outer, *kernel.inner))
+    moved = sum(touch.distinct for touch in touches) / max(1, sizes.points((*kernel.outer, *kernel.inner)))
     return cost_of_a_point(kernel) > OPERATIONS_OF_A_BYTE * moved
 
 
@@ -658,7 +660,7 @@ def shares(rows: int, length: int, gpu: Gpu) -> int:
 def _warps(points: int, joins: int = 1) -> int:
     """About 32 points a thread: enough loads under way at once, and few enough for registers. Twice as many where reductions
     wait for each other: the fewer warps meet at each of them, and other programs of the SM run meanwhile."""
-    warps = max(1, min(MAX_WARPS, points // 1024))
+    warps = max(1, min(MAX_WARPS, points // ROW_WARP))
     return warps if joins < 2 else max(min(warps, 2), warps // 2)
 
 

@@ -36,6 +36,7 @@ from kgen.scheduler.tiling.tiles import (
     COLUMN_WARPS,
     COLUMNS,
     HEAVY,
+    ROW_WARP,
     WALKING_WARPS,
     choose_tiles,
     cost_of_a_point,
@@ -161,7 +162,8 @@ def _by_stride(kernel: Kernel, graph: ir.Graph, sizes: Sizes) -> tuple[Var, ...]
 
 def _warps(tiling: Tiling) -> int:
     """Of a share: where there are many of them, tiles need no more than the usual ones."""
-    return min(tiling.blocks.warps, COLUMN_WARPS if _is_columns(tiling) else WALKING_WARPS)
+    usual = max(WALKING_WARPS, tiling.blocks.x * tiling.blocks.r // ROW_WARP)
+    return min(tiling.blocks.warps, COLUMN_WARPS if _is_columns(tiling) else usual)
 
 
 def _is_columns(tiling: Tiling) -> bool:
