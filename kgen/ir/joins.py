@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+import torch
+
 from kgen.ir import values as vs
 from kgen.ir.values import Value
 
@@ -11,6 +13,12 @@ from kgen.ir.values import Value
 def joined(op: str, before: tuple[Value, ...], own: tuple[Value, ...]) -> tuple[Value, ...]:
     """The results of scan `op` behind both runs: one value, or a running extreme and its position."""
     return _JOINS[op](before, own)
+
+
+def cost(op: str, dtype: torch.dtype) -> int:
+    """Elementary operations that join the results of two runs."""
+    before, own = ((vs.step_result(name, dtype), vs.step_result(f"{name}_position", torch.int64)) for name in ("before", "own"))
+    return vs.total_cost(joined(op, before, own)[:1])
 
 
 def log_add(exp: str, log_of_one_plus: Callable[[Value], Value]) -> Callable[[Value, Value], Value]:

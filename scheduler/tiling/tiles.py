@@ -16,8 +16,8 @@ import torch
 
 from kgen.device import Gpu
 from kgen.ir import index as ix
+from kgen.ir import joins, ops
 from kgen.ir import nodes as ir
-from kgen.ir import ops
 from kgen.ir import values as vs
 from kgen.ir.index import Expr, Sizes, Var
 from kgen.ir.plan import MAX_PERSISTENT, Blocks, ComboKernel, Kernel, Statement, Tiling
@@ -74,6 +74,8 @@ MAX_WARPS = 32
 # Warps of a program that walks a row, and points of a step for each warp of one that walks it again: the more warps, the fewer
 # programs run side by side, and the more of their rows L2 holds (docs/decisions/0032-rows-on-a-gpu.md).
 WALKING_WARPS, AGAIN_WARP = 8, 512
+# Strides of adjacent elements, read backwards as well.
+ADJACENT = (1, -1)
 # Points of a row in registers for each warp.
 ROW_WARP = 1024
 # Warps of a program of rows that has an SM to itself, at most, and points of its tile for each of them.
@@ -124,6 +126,8 @@ ROW_COPIES = 2
 FEW_STATEMENTS = 16
 # Operations of a point from which arithmetic takes longer than loads; then points of a thread, and the most warps for so few.
 HEAVY, HEAVY_POINTS, HEAVY_WARPS = 32, 8, 8
+# Points of a thread of a scan whose joins are as heavy, as long as a program has no more warps than that.
+SCANNED_POINTS = 2
 # Operations of a special function (`lgamma`), which is computed in float64.
 SPECIAL = 60
 INT32 = 2**31 - 1
@@ -456,9 +460,9 @@ def _reduction(kernel: Kernel, touches: list[Touch], sizes: Sizes, gpu: Gpu, wid
         r = power_of_two(length)
         x = _rows_per_program(rows, r, gpu, across)
         x *= _rows_that_share(kernel, touches, sizes, x, rows, gpu)
-        joins = 1 if across else len({s.section for s in kernel.statements if s.kind == "reduction"})
+        waits = 1 if across else len({s.section for s in kernel.statements if s.kind == "reduction"})
         lone = not across and rows <= x * gpu.compute_units
-        blocks = Blocks(x=x, r=r, warps=max(_warps(x * r, joins), _lone_warps(x * r) if lone else 1))
+        blocks = Blocks(x=x, r=r, warps=max(_warps(x * r, waits), _lone_warps(x * r) if lone else 1))
     else:
         # a row that is walked again should still be in the L2 cache then: few rows at a time, many threads to each
         again = kernel.sections > 1
@@ -469,7 +473,7 @@ def _reduction(kernel: Kernel, touches: list[Touch], sizes: Sizes, gpu: Gpu, wid
     if steps is not None:
         return Tiling(kernel, kernel.outer, (), steps, False, wide)
     if not across:
-        blocks = _lightened(kernel, blocks, length)
+        blocks = _with_warps_for_scans(kernel, _lightened(kernel, blocks, length))
         whole = whole and blocks.r >= length
     elif whole:
         blocks = _lightened_columns(kernel, blocks)
@@ -518,6 +522,15 @@ def _lightened(kernel: Kernel, blocks: Blocks, length: int) -> Blocks:
         else:
             break
     return replace(blocks, r=_step(length, blocks.r)) if blocks.r < length else blocks
+
+
+def _with_warps_for_scans(kernel: Kernel, blocks: Blocks) -> Blocks:
+    """With few points a thread where a scan's joins are heavy: a thread makes them one after the other."""
+    if not any(s.kind == "scan" and joins.cost(s.op, s.value.dtype) >= HEAVY for s in kernel.statements):
+        return blocks
+    while blocks.warps < HEAVY_WARPS and _points_of_a_thread(blocks) > SCANNED_POINTS:
+        blocks = replace(blocks, warps=2 * blocks.warps)
+    return blocks
 
 
 def _lightened_columns(kernel: Kernel, blocks: Blocks) -> Blocks:
@@ -657,11 +670,11 @@ def shares(rows: int, length: int, gpu: Gpu) -> int:
     return -(-count // max(1, rounds))
 
 
-def _warps(points: int, joins: int = 1) -> int:
+def _warps(points: int, waits: int = 1) -> int:
     """About 32 points a thread: enough loads under way at once, and few enough for registers. Twice as many where reductions
     wait for each other: the fewer warps meet at each of them, and other programs of the SM run meanwhile."""
     warps = max(1, min(MAX_WARPS, points // ROW_WARP))
-    return warps if joins < 2 else max(min(warps, 2), warps // 2)
+    return warps if waits < 2 else max(min(warps, 2), warps // 2)
 
 
 def _lone_warps(points: int) -> int:
@@ -677,9 +690,9 @@ def _contiguous_across(kernel: Kernel, touches: list[Touch], sizes: Sizes) -> bo
     for touch in touches:
         if not touch.inner:
             continue
-        if any(stride_along(touch.offset, v, sizes) == 1 for v in kernel.inner):
+        if any(stride_along(touch.offset, v, sizes) in ADJACENT for v in kernel.inner):
             along += touch.distinct
-        elif stride_along(touch.offset, kernel.outer[-1], sizes) == 1:
+        elif stride_along(touch.offset, kernel.outer[-1], sizes) in ADJACENT:
             across += touch.distinct
     return across > along
 

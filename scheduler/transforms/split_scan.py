@@ -13,11 +13,10 @@ import torch
 
 from kgen.device import Gpu
 from kgen.ir import index as ix
+from kgen.ir import joins, ops
 from kgen.ir import nodes as ir
-from kgen.ir import ops
 from kgen.ir import values as vs
 from kgen.ir.index import Atom, Expr, Sizes
-from kgen.ir.joins import joined
 from kgen.ir.plan import Kernel, Statement, Step
 from kgen.ir.values import Value
 from kgen.scheduler.analysis.memory import root
@@ -87,18 +86,7 @@ def _in_full_tiles(kernel: Kernel, shares: int, most: int) -> tuple[int, Expr]:
 
 def _cost_of_a_point(kernel: Kernel) -> int:
     scans = [s for s in kernel.statements if s.kind == "scan"]
-    return cost_of_a_point(kernel) + JOINS_OF_A_POINT * sum(_cost_of_a_join(s) for s in scans)
-
-
-def _cost_of_a_join(s: Statement) -> int:
-    parts = tuple(_stand_ins(s, "before")), tuple(_stand_ins(s, "own"))
-    return vs.total_cost(joined(s.op, *parts))
-
-
-def _stand_ins(s: Statement, name: str) -> Iterator[Value]:
-    yield vs.step_result(name, s.value.dtype)
-    if len(s.outs) > 1:
-        yield vs.step_result(f"{name}_position", torch.int64)
+    return cost_of_a_point(kernel) + JOINS_OF_A_POINT * sum(joins.cost(s.op, s.value.dtype) for s in scans)
 
 
 def may_split(kernel: Kernel) -> bool:
@@ -242,7 +230,7 @@ class _Split:
         among equals a reduction finds another position."""
         scanned = self._scan_of_share(s)
         yield scanned
-        at_end = vs.compare("eq", self.step.expr(), self.chunk - 1)
+        at_end = vs.compare("ge", self.step.expr(), self.chunk - 1)
         for name, value in zip(totals, self._points(scanned), strict=True):
             store = (self.share.expr(), *self.row)
             yield Statement("pointwise", (name,), value, store, True, 0, (True,), mask=at_end)
@@ -274,7 +262,7 @@ class _Split:
             vs.masked(has_some, value, vs.const(number, value.dtype))
             for value, number in zip((self._load(name, self.share.expr() - 1) for name in so_far), nothing, strict=False)
         )
-        values = joined(s.op, before, self._points(scanned))
+        values = joins.joined(s.op, before, self._points(scanned))
         for out, value, stored in zip(s.outs, values, s.stored, strict=True):
             mask = self.inside if stored else None
             yield Statement("pointwise", (out,), value, scanned.store, True, 0, (stored,), mask=mask)

@@ -9,8 +9,10 @@ import pytest
 import torch
 from torch import Tensor
 
-from kgen.ir.plan import Kernel, members
-from kgen.scheduler import Options
+from kgen.device import Gpu
+from kgen.ir.index import Sizes
+from kgen.ir.plan import Kernel, Tiling, members
+from kgen.scheduler import Options, choose_tiles
 from kgen.scheduler.transforms import split_scan
 from tests.kernels import plans
 
@@ -141,7 +143,10 @@ def test_three_kernels() -> None:
 
 def test_sums_of_what_a_scan_makes_join_in_a_fourth_kernel() -> None:
     first, so_far, share, last = kernels(lambda x: (x.logcumsumexp(0) * x).sum(), torch.randn(4096))
-    assert [s.kind for s in first.statements] == ["scan", "pointwise"]  # a share's total is its last point
+    assert [s.kind for s in first.statements] == ["scan", "pointwise"]
+    last_point = first.statements[1].mask  # others would store where it does, in any order
+    assert last_point is not None
+    assert last_point.variables() == {first.inner[0]}
     assert [s.kind for s in so_far.statements] == ["scan"]
     assert [s.kind for s in share.statements if s.kind != "pointwise"] == ["scan", "reduction"]
     assert [s.kind for s in last.statements if s.inner] == ["reduction"]
@@ -153,6 +158,23 @@ def test_shares_of_points_that_cost_much_are_short(monkeypatch: pytest.MonkeyPat
     shares = [k.outer[0].extent.as_int() for k in kernels(lambda x: x.logcumsumexp(0), torch.randn(30001)) if k.outer]
     plain = [k.outer[0].extent.as_int() for k in kernels(lambda x: x.cumsum(0), torch.randn(30001)) if k.outer]
     assert min(shares) > max(plain)
+
+
+def tiling_of(fn: Callable[..., object]) -> Tiling:
+    plan = plans(fn, torch.randn(9000, 256), options=Options(gpu_everywhere=True)).forward
+    [kernel] = plan.kernels
+    assert isinstance(kernel, Kernel)
+    return choose_tiles(kernel, plan.graph, Sizes({}), Gpu())
+
+
+def test_a_scan_of_heavy_joins_has_more_warps() -> None:
+    heavy, plain = tiling_of(lambda x: x.logcumsumexp(1)), tiling_of(lambda x: x.cumsum(1))
+    assert heavy.blocks.warps > plain.blocks.warps
+
+
+def test_rows_read_backwards_are_rows() -> None:
+    forth, back = tiling_of(lambda x: x.cumprod(1)), tiling_of(lambda x: x.flip(1).cumprod(1))
+    assert forth.blocks == back.blocks
 
 
 @pytest.mark.parametrize(
