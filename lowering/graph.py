@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import operator
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -27,7 +27,7 @@ from kgen.lowering.families import CONTRACTIONS, RULES, VIEWS
 from kgen.lowering.fused_calls import note_fused_calls
 from kgen.lowering.operation import OperatorAxes, lower_operator
 from kgen.lowering.results import Results, owners_of_results
-from kgen.lowering.row_values import remaining_cost, with_row_values_stored
+from kgen.lowering.row_values import MIN_REPEATS, remaining_cost, with_row_values_stored
 from kgen.lowering.short_axes import unroll_short_axes
 from kgen.lowering.table import Rule
 from kgen.lowering.tensor import Tensor, number_of, rounded, unsupported
@@ -45,6 +45,8 @@ CHEAP_ON_GPU, CHEAP_FLOAT32_ON_GPU, LARGE = 14, 24, 1 << 20
 STEPS = 8
 # Operators that may read what each of them computes again.
 MOST_READERS = 3
+# Operators that read elements at positions from data, and of how many elements they may read one.
+GATHERS, FEW_GATHERED = ("aten.gather.default", "aten.index.Tensor"), 16
 # A value that reads this many buffers or has this many operations is stored whatever its users, to bound code size.
 MAX_LOADS = 24
 MAX_COST = 600
@@ -358,13 +360,16 @@ class _Lowering:
         if not _is_read_again(node) or (not reads and cost <= CHEAP_FROM_INDICES):
             return False
         full = [v for v in reads if self._is_full(v, tensor)]
-        return len(full) > 1 or cost > (_cheap_on_gpu(node, tensor) if self._saves_traffic(node, tensor, full) else CHEAP)
+        saves = self._saves_traffic(node, tensor, full, reads)
+        return len(full) > 1 or cost > (_cheap_on_gpu(node, tensor) if saves else CHEAP)
 
-    def _saves_traffic(self, node: Node, tensor: Tensor, full: Sequence[Any]) -> bool:
+    def _saves_traffic(self, node: Node, tensor: Tensor, full: Sequence[Any], reads: Collection[Any]) -> bool:
         """Whether each reader moves fewer bytes where it computes the value again, on a device whose arithmetic waits for
         memory. A contraction would compute it for each tile."""
+        if not self._is_large_on_gpu(tensor) or self._is_multiplied(node):
+            return False
         narrow = all(dtype.itemsize <= tensor.dtype.itemsize for _, _, dtype in full)
-        return self._is_large_on_gpu(tensor) and len(full) == 1 and narrow and not self._is_multiplied(node)
+        return (len(full) == 1 and narrow) or all(self._is_of_rows(v, tensor) for v in reads)
 
     def _is_multiplied(self, node: Node) -> bool:
         """Of a foreach operator, each of hundreds of results asks."""
@@ -380,6 +385,12 @@ class _Lowering:
         """Whether a load moves about as much memory as the tensor has elements."""
         used = {a for e in attr[1] for a in ix.free_atoms(e)}
         return any(isinstance(a, ix.Indirect) for a in used) or all(v in used for v in tensor.axes if v.extent != 1)
+
+    def _is_of_rows(self, attr: Any, tensor: Tensor) -> bool:
+        """Whether a load moves little memory, since many of the tensor's elements share what it reads."""
+        used = {a for e in attr[1] for a in ix.free_atoms(e)}
+        rest = [v for v in tensor.axes if v not in used]
+        return not any(isinstance(a, ix.Indirect) for a in used) and any(ix.lower_bound(v.extent) >= MIN_REPEATS for v in rest)
 
     def _output(self, result: Any, position: int) -> ir.Output:
         if not isinstance(result, Node):
@@ -507,13 +518,22 @@ def _is_conversion(node: Node) -> bool:
 
 
 def _is_read_again(node: Node) -> bool:
-    """Whether the node has more than one consumer, looking through views."""
-    while len(node.users) == 1:
-        (node,) = node.users
+    """Whether the node has more than one consumer, looking through views. What reads few of its elements may compute these
+    again, as a loss does with the logits of its labels."""
+    while True:
+        readers = [user for user in node.users if not _reads_few(user, node)]
+        if len(readers) != 1:
+            return len(readers) > 1
+        [node] = readers
         name = getattr(node.target, "__name__", str(node.target)).split(".")[0]
         if node.op != "call_function" or name not in _VIEWS:
             return False
-    return len(node.users) > 1
+
+
+def _reads_few(user: Node, source: Node) -> bool:
+    """Whether it reads elements of its first operand at positions from data, and not many."""
+    is_gather = user.op == "call_function" and operator_name(user.target) in GATHERS and user.args[:1] == (source,)
+    return is_gather and 0 < FEW_GATHERED * _elements(user) <= _elements(source)
 
 
 def rule_of(rules: Mapping[str, Rule], name: str) -> Rule | None:

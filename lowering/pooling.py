@@ -31,6 +31,8 @@ from kgen.lowering.tensor import Tensor, at, convert, indices, reindex
 from kgen.lowering.views import result_sizes
 
 MAX_UNROLLED = 32
+# Loads from the L1 cache that take as long as storing an element and loading it from L2.
+STORED = 16
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,10 +100,19 @@ def max_pool_with_indices(rank: int) -> Callable[..., tuple[Tensor, Tensor]]:
         sizes = b.symbols.sizes(b.current.meta["val"][0].shape)
         windows = _windows(rank, x.sizes, sizes, kernel_size, stride, padding, dilation)
         if math.prod(windows.size) <= MAX_UNROLLED:
-            return _max_unrolled(x, sizes, windows)
+            return _max_unrolled(_window_source(b, x, windows), sizes, windows)
         return _max_reduced(b, x, sizes, windows)
 
     return rule
+
+
+def _window_source(b: Builder, x: Tensor, windows: Windows) -> Tensor:
+    """`x`, stored first where windows would load more of what it is made of than that takes: as windows of windows, whose loads
+    multiply. Loads from the L1 cache are not free."""
+    moving = {v for v, n in zip(x.axes[-windows.rank :], windows.size, strict=True) if n > 1}
+    loads = sum(not moving.isdisjoint(load.variables()) for load in vs.loads([x.value]))
+    taps, elements = math.prod(windows.size), math.prod(windows.stride)
+    return b.stored_once(x) if loads * taps > taps + elements * (loads + STORED) else x
 
 
 def _max_unrolled(x: Tensor, sizes: Sizes, windows: Windows) -> tuple[Tensor, Tensor]:

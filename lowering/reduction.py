@@ -19,6 +19,7 @@ from kgen.lowering.fallback import Refused
 from kgen.lowering.one_hot import one_hot_sum
 from kgen.lowering.pointwise import Operand, narrowed, number, pointwise
 from kgen.lowering.pointwise import extreme as pairwise
+from kgen.lowering.special import fixed_power
 from kgen.lowering.tensor import Tensor, convert, reindex
 from kgen.lowering.unbacked import check
 
@@ -320,7 +321,7 @@ def vector_norm(
     if order == 2:
         squares = pointwise(lambda p: vs.call("mul", p, p), x)
         return narrowed(_root(reduce(b, "sum", squares, dims, keepdim, kind)), x.dtype)
-    powers = pointwise(lambda p: vs.call("pow", p, number(float(order), p)), _absolute(x))
+    powers = pointwise(lambda p: fixed_power(p, float(order)), _absolute(x))
     added = reduce(b, "sum", powers, dims, keepdim, kind)
     return narrowed(pointwise(lambda p: vs.call("pow", p, number(1 / float(order), p)), added), x.dtype)
 

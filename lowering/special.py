@@ -9,6 +9,7 @@ from typing import Any
 import torch
 
 from kgen.ir import values as vs
+from kgen.ir.joins import log_add
 from kgen.ir.values import Value
 from kgen.lowering.builder import Builder
 from kgen.lowering.fallback import Refused
@@ -127,18 +128,6 @@ def _entropy(x: Value) -> Value:
 
 def _keep_nan(x: Value, otherwise: Value) -> Value:
     return vs.where(vs.call("isnan", x), x, otherwise)
-
-
-def _log_add(exp: str, log: Callable[[Value], Value]) -> Callable[[Value, Value], Value]:
-    """``log(exp(x) + exp(y))`` without overflow; equal infinities stay."""
-
-    def body(x: Value, y: Value) -> Value:
-        gap = vs.call("abs", vs.call("sub", x, y))
-        total = vs.call("add", vs.call("maximum", x, y), log(vs.call(exp, vs.call("neg", gap))))
-        same = vs.call("and", vs.call("isinf", x), vs.call("eq", x, y))
-        return vs.where(same, x, total)
-
-    return body
 
 
 def _log2_of_one_plus(x: Value) -> Value:
@@ -273,8 +262,8 @@ RULES: dict[str, Callable[..., Any]] = {
     "aten.special_xlog1py": float_formula(_times_log("log1p")),
     "aten.special_entr": float_formula(_entropy),
     "aten.special_ndtr": float_formula(_normal_cdf),
-    "aten.logaddexp": float_formula(_log_add("exp", lambda v: vs.call("log1p", v))),
-    "aten.logaddexp2": float_formula(_log_add("exp2", _log2_of_one_plus)),
+    "aten.logaddexp": float_formula(log_add("exp", lambda v: vs.call("log1p", v))),
+    "aten.logaddexp2": float_formula(log_add("exp2", _log2_of_one_plus)),
     "aten.sinc": float_formula(_sinc),
     "aten.special_sinc": float_formula(_sinc),
     "aten.heaviside": formula(_heaviside),

@@ -16,8 +16,8 @@ import torch
 
 from kgen.device import Gpu
 from kgen.ir import index as ix
+from kgen.ir import joins, ops
 from kgen.ir import nodes as ir
-from kgen.ir import ops
 from kgen.ir import values as vs
 from kgen.ir.index import Expr, Sizes, Var
 from kgen.ir.plan import MAX_PERSISTENT, Blocks, ComboKernel, Kernel, Statement, Tiling
@@ -64,6 +64,8 @@ SEQUENCE_WARPS, SEQUENCE_ROW, SEQUENCE_POINTS = 16, 4096, 16384
 SHORT_STEPS, SHORTEST_WASTE, SHORT_STEP_POINTS, PROGRAMS_OF_STEPS = (32, 16, 8, 4), 32, 1024, 16
 # Operations that take an SM as long as its share of memory takes for a byte.
 OPERATIONS_OF_A_BYTE = 6
+# Operations of a load of what belongs to a row at each of its points, and of finding a row along one loop.
+ROW_LOAD, ROW_INDEX = 4, 8
 # Short columns of an SM from which threads enough have two columns each, and those of a program then.
 MANY_COLUMNS, COLUMN_PAIRS = 4096, 256
 # Points that a program of a reduction holds at once.
@@ -72,6 +74,12 @@ MAX_WARPS = 32
 # Warps of a program that walks a row, and points of a step for each warp of one that walks it again: the more warps, the fewer
 # programs run side by side, and the more of their rows L2 holds (docs/decisions/0032-rows-on-a-gpu.md).
 WALKING_WARPS, AGAIN_WARP = 8, 512
+# Strides of adjacent elements, read backwards as well.
+ADJACENT = (1, -1)
+# Points of a row in registers for each warp.
+ROW_WARP = 1024
+# Warps of a program of rows that has an SM to itself, at most, and points of its tile for each of them.
+MOST_LONE_WARPS, LONE_WARP = 16, 256
 # Neighbouring columns that a program reduces: whole cache lines of 16-bit numbers; and the fewest, where that makes more
 # programs of few columns: whole sectors. And points of such a tile: with twice as many, statistics of images take 1.2 times as
 # long (H100, 2026-11-26).
@@ -118,6 +126,8 @@ ROW_COPIES = 2
 FEW_STATEMENTS = 16
 # Operations of a point from which arithmetic takes longer than loads; then points of a thread, and the most warps for so few.
 HEAVY, HEAVY_POINTS, HEAVY_WARPS = 32, 8, 8
+# Points of a thread of a scan whose joins are as heavy, as long as a program has no more warps than that.
+SCANNED_POINTS = 2
 # Operations of a special function (`lgamma`), which is computed in float64.
 SPECIAL = 60
 INT32 = 2**31 - 1
@@ -308,16 +318,29 @@ def _stores_adjacent(kernel: Kernel, sizes: Sizes) -> bool:
 
 def _has_row_values(kernel: Kernel, touches: list[Touch], block: int, sizes: Sizes) -> bool:
     """Whether programs had better not cross the ends of rows, along the last loop: what belongs to a row is then made once in a
-    program and not at each point, and no point divides to find its row. Rows begin at whole vectors and end where few points of
-    a program are beyond."""
+    program and not at each point, and no point divides to find its row. Few points of a program are beyond the end. Where rows
+    begin between vectors, neighbours have a load each, which has to be worth it."""
     if len(kernel.outer) < 2:
         return False
     fast, rest = kernel.outer[-1], set(kernel.outer[:-1])
     length = sizes.of(fast.extent)
-    if fast.extent.as_int() is None or length % (block // THREADS or 1) or LEAST_WASTE * (-length % block) > length:
+    if fast.extent.as_int() is None or LEAST_WASTE * (-length % block) > length:
         return False
     found = (ix.free_atoms(t.offset) for t in touches)
-    return any(rest & atoms and fast not in atoms for atoms in found)
+    if not any(rest & atoms and fast not in atoms for atoms in found):
+        return False
+    return length % (block // THREADS or 1) == 0 or _rows_cost_most(kernel, touches, sizes)
+
+
+def _rows_cost_most(kernel: Kernel, touches: list[Touch], sizes: Sizes) -> bool:
+    """Whether a point's operations take longer than what it moves, and half of them belong to its row."""
+    fast = kernel.outer[-1]
+    moved = sum(touch.distinct for touch in touches) / max(1, sizes.points(kernel.outer))
+    values = [(v, v.variables()) for v in vs.topological([root for s in kernel.statements for root in s.roots])]
+    costs = {v: ROW_LOAD if v.op == "load" and fast not in found else ops.cost(v.op) for v, found in values}
+    of_rows = ROW_INDEX * (len(kernel.outer) - 1) + sum(costs[v] for v, found in values if found and fast not in found)
+    every = ROW_INDEX * (len(kernel.outer) - 1) + sum(costs.values())
+    return every > OPERATIONS_OF_A_BYTE * moved and 2 * of_rows >= every
 
 
 def _stored_in_runs(kernel: Kernel, touches: list[Touch], sizes: Sizes) -> Kernel:
@@ -437,18 +460,20 @@ def _reduction(kernel: Kernel, touches: list[Touch], sizes: Sizes, gpu: Gpu, wid
         r = power_of_two(length)
         x = _rows_per_program(rows, r, gpu, across)
         x *= _rows_that_share(kernel, touches, sizes, x, rows, gpu)
-        joins = 1 if across else len({s.section for s in kernel.statements if s.kind == "reduction"})
-        blocks = Blocks(x=x, r=r, warps=_warps(x * r, joins))
+        waits = 1 if across else len({s.section for s in kernel.statements if s.kind == "reduction"})
+        lone = not across and rows <= x * gpu.compute_units
+        blocks = Blocks(x=x, r=r, warps=max(_warps(x * r, waits), _lone_warps(x * r) if lone else 1))
     else:
         # a row that is walked again should still be in the L2 cache then: few rows at a time, many threads to each
         again = kernel.sections > 1
         r = _again_step(rows, length, gpu) if again else _step(length, 2 * REDUCTION_POINTS)
-        blocks = Blocks(x=1, r=r, warps=max(WALKING_WARPS, r // AGAIN_WARP) if again else WALKING_WARPS)
+        warps = max(WALKING_WARPS, r // AGAIN_WARP) if again else WALKING_WARPS
+        blocks = Blocks(x=1, r=r, warps=max(warps, _lone_warps(r)) if rows <= gpu.compute_units else warps)
     steps = _short_steps(kernel, touches, across, sizes, gpu) if whole else None
     if steps is not None:
         return Tiling(kernel, kernel.outer, (), steps, False, wide)
     if not across:
-        blocks = _lightened(kernel, blocks, length)
+        blocks = _with_warps_for_scans(kernel, _lightened(kernel, blocks, length))
         whole = whole and blocks.r >= length
     elif whole:
         blocks = _lightened_columns(kernel, blocks)
@@ -474,7 +499,7 @@ def _short_steps(kernel: Kernel, touches: list[Touch], across: bool, sizes: Size
 
 def _waits_for_arithmetic(kernel: Kernel, touches: list[Touch], sizes: Sizes) -> bool:
     """Whether a point's operations take longer than what it moves, as in a table of all pairs of a few numbers."""
-    moved = sum(touch.distinct for touch in touches) / sizes.points((*kernel.outer, *kernel.inner))
+    moved = sum(touch.distinct for touch in touches) / max(1, sizes.points((*kernel.outer, *kernel.inner)))
     return cost_of_a_point(kernel) > OPERATIONS_OF_A_BYTE * moved
 
 
@@ -497,6 +522,15 @@ def _lightened(kernel: Kernel, blocks: Blocks, length: int) -> Blocks:
         else:
             break
     return replace(blocks, r=_step(length, blocks.r)) if blocks.r < length else blocks
+
+
+def _with_warps_for_scans(kernel: Kernel, blocks: Blocks) -> Blocks:
+    """With few points a thread where a scan's joins are heavy: a thread makes them one after the other."""
+    if not any(s.kind == "scan" and joins.cost(s.op, s.value.dtype) >= HEAVY for s in kernel.statements):
+        return blocks
+    while blocks.warps < HEAVY_WARPS and _points_of_a_thread(blocks) > SCANNED_POINTS:
+        blocks = replace(blocks, warps=2 * blocks.warps)
+    return blocks
 
 
 def _lightened_columns(kernel: Kernel, blocks: Blocks) -> Blocks:
@@ -636,11 +670,16 @@ def shares(rows: int, length: int, gpu: Gpu) -> int:
     return -(-count // max(1, rounds))
 
 
-def _warps(points: int, joins: int = 1) -> int:
+def _warps(points: int, waits: int = 1) -> int:
     """About 32 points a thread: enough loads under way at once, and few enough for registers. Twice as many where reductions
     wait for each other: the fewer warps meet at each of them, and other programs of the SM run meanwhile."""
-    warps = max(1, min(MAX_WARPS, points // 1024))
-    return warps if joins < 2 else max(min(warps, 2), warps // 2)
+    warps = max(1, min(MAX_WARPS, points // ROW_WARP))
+    return warps if waits < 2 else max(min(warps, 2), warps // 2)
+
+
+def _lone_warps(points: int) -> int:
+    """Of a program that has an SM to itself: with a warp for each scheduler, every operation would wait for the one before."""
+    return max(1, min(MOST_LONE_WARPS, points // LONE_WARP))
 
 
 def _contiguous_across(kernel: Kernel, touches: list[Touch], sizes: Sizes) -> bool:
@@ -651,9 +690,9 @@ def _contiguous_across(kernel: Kernel, touches: list[Touch], sizes: Sizes) -> bo
     for touch in touches:
         if not touch.inner:
             continue
-        if any(stride_along(touch.offset, v, sizes) == 1 for v in kernel.inner):
+        if any(stride_along(touch.offset, v, sizes) in ADJACENT for v in kernel.inner):
             along += touch.distinct
-        elif stride_along(touch.offset, kernel.outer[-1], sizes) == 1:
+        elif stride_along(touch.offset, kernel.outer[-1], sizes) in ADJACENT:
             across += touch.distinct
     return across > along
 

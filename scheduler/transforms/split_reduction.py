@@ -32,7 +32,16 @@ from kgen.scheduler.tiling.loops import (
     stride_along,
     unflattened,
 )
-from kgen.scheduler.tiling.tiles import COLUMN_WARPS, COLUMNS, HEAVY, choose_tiles, cost_of_a_point, power_of_two
+from kgen.scheduler.tiling.tiles import (
+    COLUMN_WARPS,
+    COLUMNS,
+    HEAVY,
+    ROW_WARP,
+    WALKING_WARPS,
+    choose_tiles,
+    cost_of_a_point,
+    power_of_two,
+)
 from kgen.scheduler.transforms.ragged_shares import padded, stored_inside
 from kgen.scheduler.transforms.split_online_softmax import split_online_softmax
 from kgen.scheduler.transforms.stacked_reductions import split_stacked
@@ -152,8 +161,9 @@ def _by_stride(kernel: Kernel, graph: ir.Graph, sizes: Sizes) -> tuple[Var, ...]
 
 
 def _warps(tiling: Tiling) -> int:
-    """Of a share: where there are many of them, tiles of columns need no more than the usual ones."""
-    return min(tiling.blocks.warps, COLUMN_WARPS) if _is_columns(tiling) else tiling.blocks.warps
+    """Of a share: where there are many of them, tiles need no more than the usual ones."""
+    usual = max(WALKING_WARPS, tiling.blocks.x * tiling.blocks.r // ROW_WARP)
+    return min(tiling.blocks.warps, COLUMN_WARPS if _is_columns(tiling) else usual)
 
 
 def _is_columns(tiling: Tiling) -> bool:

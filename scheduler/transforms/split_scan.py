@@ -6,13 +6,15 @@ program waits for another one. The order of combination is fixed by the plan, so
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
+
+import torch
 
 from kgen.device import Gpu
 from kgen.ir import index as ix
+from kgen.ir import joins, ops
 from kgen.ir import nodes as ir
-from kgen.ir import ops
 from kgen.ir import values as vs
 from kgen.ir.index import Atom, Expr, Sizes
 from kgen.ir.plan import Kernel, Statement, Step
@@ -20,18 +22,22 @@ from kgen.ir.values import Value
 from kgen.scheduler.analysis.memory import root
 from kgen.scheduler.protocol import Forming, Transform
 from kgen.scheduler.selection.memo import for_equal
-from kgen.scheduler.tiling.tiles import choose_tiles
+from kgen.scheduler.tiling.tiles import HEAVY, WALKING_WARPS, choose_tiles, cost_of_a_point, power_of_two
 from kgen.scheduler.transforms.ragged_shares import padded, stored_inside
 from kgen.scheduler.transforms.split_reduction import MOST_SHARES, WARPS
 
-# Points that a program scans at least: with fewer, launches take longer than the scan.
+# Points that a program scans at least: with fewer, launches take longer than the scan. Of heavy points fewer.
 MIN_CHUNK = 4096
-# Points of a row in a share at least, where a program has several rows.
+# Points of a row in a share at least.
 SHORTEST = 256
 # Shares from which two more launches are worth while.
 FEWEST_SHARES = 4
-# How totals go on from share to share. Positions of extremes are not among them: of these, a scan has a pair for each point.
-FOLLOWING = {"sum": "add", "prod": "mul", "max": "maximum", "min": "minimum"}
+# Scans whose total is the reduction of the same name. Of others the total is the last point of the share's scan.
+REDUCED = frozenset({"sum", "prod", "max", "min"})
+# Reductions of which the partial results join by the same reduction.
+JOINED = REDUCED | {"any", "all", "bitxor"}
+# A point of a scan is joined so many times: in its thread, between threads and warps, and with what came before.
+JOINS_OF_A_POINT = 8
 
 
 class SplitScan(Transform):
@@ -52,43 +58,73 @@ class SplitScan(Transform):
 
 
 def split_scan(kernel: Kernel, graph: ir.Graph, sizes: Sizes, gpu: Gpu) -> Iterable[Kernel]:
-    """The kernel itself, or three that do its work; new buffers for totals are added to the graph."""
+    """The kernel itself, or three or four that do its work; new buffers for totals are added to the graph."""
     if not may_split(kernel) or _writes_over_reads(kernel, graph):
         return (kernel,)
     tiling = for_equal(("tiles", gpu), kernel, graph, lambda: choose_tiles(kernel, graph, sizes, gpu))
     programs = max(1, -(-sizes.points(tiling.x) // tiling.blocks.x))
     work = sizes.points(kernel.outer) * sizes.points(kernel.inner) // programs
     longest = sizes.points(kernel.inner) // SHORTEST
-    shares = min(gpu.compute_units * WARPS // tiling.blocks.warps // programs, work // MIN_CHUNK, longest, MOST_SHARES)
-    return (kernel,) if shares < FEWEST_SHARES else _Split(kernel, graph, shares).run()
+    chunk = MIN_CHUNK // max(1, _cost_of_a_point(kernel) // HEAVY)
+    most = min(gpu.compute_units * WARPS // min(tiling.blocks.warps, WALKING_WARPS) // programs, MOST_SHARES)
+    shares = min(most, work // chunk, longest)
+    return (kernel,) if shares < FEWEST_SHARES else _Split(kernel, graph, *_in_full_tiles(kernel, shares, most)).run()
+
+
+def _in_full_tiles(kernel: Kernel, shares: int, most: int) -> tuple[int, Expr]:
+    """The shares and the points of each. Of a row of known length some more, of a power of two: the rest of a tile would
+    compute nothing, and each share begins at a vector."""
+    extent = kernel.inner[0].extent
+    length = extent.as_int()
+    if length is None:
+        return shares, ix.ceildiv(extent, shares)
+    chunk = power_of_two(-(-length // shares) + 1) // 2
+    if -(-length // chunk) > most:
+        chunk = -(-length // shares)
+    return -(-length // chunk), ix.constant(chunk)
+
+
+def _cost_of_a_point(kernel: Kernel) -> int:
+    scans = [s for s in kernel.statements if s.kind == "scan"]
+    return cost_of_a_point(kernel) + JOINS_OF_A_POINT * sum(joins.cost(s.op, s.value.dtype) for s in scans)
 
 
 def may_split(kernel: Kernel) -> bool:
-    """Whether the kernel walks one loop, and all that it does there is scans, sums of what these do not make, and stores
-    point by point."""
+    """Whether the kernel walks one loop, and all that it does there is scans, reductions, and stores point by point."""
     inner = [s for s in kernel.statements if s.inner]
     scans = [s for s in inner if s.kind == "scan"]
     if kernel.sections != 1 or kernel.rows or kernel.contracts or len(kernel.inner) != 1 or not scans:
         return False
-    if any(s.op not in FOLLOWING or len(s.outs) > 1 or s.mask is not None for s in scans):
+    if any(s.mask is not None or not (s.kind in ("scan", "pointwise") or _is_joined(s)) for s in inner):
         return False
     behind = _behind(inner)
-    for s in inner:
-        plain = s.kind == "pointwise" or (s.kind == "reduction" and s.op in FOLLOWING and len(s.outs) == 1)
-        if s.kind != "scan" and (not plain or s.mask is not None or (s.kind == "reduction" and set(s.outs) <= behind)):
-            return False
-    if any(s.kind == "scan" and _read(s) & behind for s in inner):
+    if any(_read(s) & behind for s in scans):
         return False  # a scan of scans: totals would need the first ones' results
     outer = [s for s in kernel.statements if not s.inner]
-    return all(s.kind == "pointwise" and s.mask is None for s in outer) and not any(_read(s) & behind for s in outer)
+    points = behind - {o for s in inner if s.kind == "reduction" for o in s.outs}
+    return all(s.kind == "pointwise" and s.mask is None for s in outer) and not any(_read(s) & points for s in outer)
+
+
+def _is_joined(s: Statement) -> bool:
+    return s.kind == "reduction" and s.op in JOINED and len(s.outs) == 1
 
 
 def _writes_over_reads(kernel: Kernel, graph: ir.Graph) -> bool:
-    """Whether what is stored in front of the scans is where the kernel reads, which it would do again behind that."""
+    """Whether a later one of the kernels would read what an earlier one has stored over: what is stored in front of the scans
+    is not where the kernel reads. Nor is anything where its rows' values come from, if a fourth kernel needs these."""
+    behind = _behind([s for s in kernel.statements if s.inner])
     made = {o for s in kernel.statements for o in s.outs}
-    read = {root(graph, name) for s in kernel.statements for name in _read(s) - made}
-    first = {o for s in kernel.statements for o, kept in zip(s.outs, s.stored, strict=True) if kept}
-    return any(root(graph, name) in read for name in first - _behind([s for s in kernel.statements if s.inner]))
+    stored = {o for s in kernel.statements for o, kept in zip(s.outs, s.stored, strict=True) if kept}
+    inner = {root(graph, name) for s in kernel.statements if s.inner for name in _read(s) - made}
+    outer = {root(graph, name) for s in kernel.statements if not s.inner for name in _read(s) - made}
+    early = stored if _reduces_behind(kernel, behind) else stored - behind
+    return any(root(graph, name) in inner | outer for name in stored - behind) or any(
+        root(graph, name) in outer for name in early
+    )
+
+
+def _reduces_behind(kernel: Kernel, behind: set[str]) -> bool:
+    return any(s.kind == "reduction" and set(s.outs) <= behind for s in kernel.statements)
 
 
 def _behind(inner: Sequence[Statement]) -> set[str]:
@@ -118,11 +154,10 @@ def _used(statements: Sequence[Statement]) -> tuple[Statement, ...]:
 class _Split:
     """Cuts the inner loop into so many shares."""
 
-    def __init__(self, kernel: Kernel, graph: ir.Graph, shares: int) -> None:
+    def __init__(self, kernel: Kernel, graph: ir.Graph, shares: int, chunk: Expr) -> None:
         self.kernel, self.graph = kernel, graph
         [self.loop] = kernel.inner
-        self.shares = shares
-        self.chunk = ix.ceildiv(self.loop.extent, shares)
+        self.shares, self.chunk = shares, chunk
         self.share, self.step = ix.var("share", shares), ix.var("step", self.chunk)
         at = self.share.expr() * self.chunk + self.step.expr()
         self.place: dict[Atom, Expr] = {self.loop: at}
@@ -131,39 +166,52 @@ class _Split:
         self.row = tuple(v.expr() for v in kernel.outer)
         self.inner = [s for s in kernel.statements if s.inner]
         self.behind = _behind(self.inner)
+        self.totals: list[Statement] = []
+        self.so_far: list[Statement] = []
+        self.last: list[Statement] = []
+        self.reductions: list[Statement] = []  # of the partial results of shares
 
-    def run(self) -> tuple[Kernel, Kernel, Kernel]:
-        """(totals of each share, the totals of all shares so far, the shares from there)."""
+    def run(self) -> Iterator[Kernel]:
+        """The totals of each share, the totals of all shares so far, the shares from there; and the reductions of what these
+        make, if there are any."""
         kernel = self.kernel
         head = tuple(s for s in kernel.statements if not s.inner and s.section < 0)
         unstored = tuple(replace(s, stored=(False,) * len(s.outs)) for s in head)
         after = tuple(s for s in kernel.statements if not s.inner and s.section >= 0)
-        totals: list[Statement] = []
-        joined: list[Statement] = []
-        last: list[Statement] = []
         for s in self.inner:
-            if s.kind == "scan":
-                total = self._buffer(s, "total")
-                totals.append(self._total(s, total))
-                so_far = self._buffer(s, "so_far")
-                joined.append(self._so_far(s, total, so_far))
-                last += self._share(s, so_far)
-            elif s.kind == "reduction":
-                total = self._buffer(s, "partial")
-                totals.append(self._total(s, total))
-                joined.append(replace(s, value=self._load(total, self.share.expr()), section=0))
-            elif set(s.outs) <= self.behind:
-                last.append(self._moved(s))
-            else:
-                totals.append(self._moved(s))
-                if not all(s.stored):
-                    last.append(replace(self._moved(s), stored=(False,) * len(s.outs)))
+            self._take(s)
         shared = replace(kernel, outer=(self.share, *kernel.outer), inner=(self.step,))
-        return (
-            replace(shared, name=f"{kernel.name}_total", statements=_used([*unstored, *totals])),
-            replace(kernel, name=f"{kernel.name}_so_far", inner=(self.share,), statements=(*head, *joined, *after)),
-            replace(shared, statements=_used([*unstored, *last])),
-        )
+        of_shares = replace(kernel, inner=(self.share,))
+        yield replace(shared, name=f"{kernel.name}_total", statements=_used([*unstored, *self.totals]))
+        reduces = _reduces_behind(kernel, self.behind)
+        middle = () if reduces else (*self.reductions, *after)
+        yield replace(of_shares, name=f"{kernel.name}_so_far", statements=(*head, *self.so_far, *middle))
+        name = f"{kernel.name}_share" if reduces else kernel.name
+        yield replace(shared, name=name, statements=_used([*unstored, *self.last]))
+        if reduces:
+            yield replace(of_shares, statements=_used([*unstored, *self.reductions, *after]))
+
+    def _take(self, s: Statement) -> None:
+        """Gives each kernel its part of an inner statement."""
+        is_behind = set(s.outs) <= self.behind
+        if s.kind == "scan":
+            self._take_scan(s)
+        elif s.kind == "reduction":
+            [partial] = self._buffers(s, "partial")
+            (self.last if is_behind else self.totals).append(self._total(s, partial))
+            self.reductions.append(replace(s, value=self._load(partial, self.share.expr()), section=0))
+        elif is_behind:
+            self.last.append(self._moved(s))
+        else:
+            self.totals.append(self._moved(s))
+            if not all(s.stored):
+                self.last.append(replace(self._moved(s), stored=(False,) * len(s.outs)))
+
+    def _take_scan(self, s: Statement) -> None:
+        totals, so_far = self._buffers(s, "total"), self._buffers(s, "so_far")
+        self.totals += [self._total(s, totals[0])] if s.op in REDUCED else self._last_points(s, totals)
+        self.so_far.append(self._so_far(s, totals, so_far))
+        self.last += self._share(s, so_far)
 
     def _moved(self, s: Statement) -> Statement:
         """The statement over a share. Past the end nothing is read or stored."""
@@ -177,41 +225,68 @@ class _Split:
         """The reduction of a share."""
         return Statement("reduction", (name,), self._padded(s), (self.share.expr(), *self.row), True, 0, (True,), s.op)
 
-    def _so_far(self, s: Statement, total: str, name: str) -> Statement:
+    def _last_points(self, s: Statement, totals: Sequence[str]) -> Iterator[Statement]:
+        """The scan of a share, of which only the last point is stored: there may be no reduction by the scan's operation, and
+        among equals a reduction finds another position."""
+        scanned = self._scan_of_share(s)
+        yield scanned
+        at_end = vs.compare("ge", self.step.expr(), self.chunk - 1)
+        for name, value in zip(totals, self._points(scanned), strict=True):
+            store = (self.share.expr(), *self.row)
+            yield Statement("pointwise", (name,), value, store, True, 0, (True,), mask=at_end)
+
+    def _so_far(self, s: Statement, totals: Sequence[str], names: Sequence[str]) -> Statement:
         """The scan of the totals, which ends with each share."""
-        value = self._load(total, self.share.expr())
+        value, *positions = (self._load(total, self.share.expr()) for total in totals)
+        rank = ix.indirect(positions[0], self.loop.extent).expr() if positions else None
         store = (self.share.expr(), *self.row)
-        return Statement("scan", (name,), value, store, True, 0, (True,), s.op, axis=self.share)
+        stored = (True,) * len(names)
+        return Statement("scan", tuple(names), value, store, True, 0, stored, s.op, axis=self.share, rank=rank)
 
-    def _share(self, s: Statement, so_far: str) -> list[Statement]:
+    def _scan_of_share(self, s: Statement) -> Statement:
+        """The scan of a share alone, in registers."""
+        moved = s.substituted(self.place)
+        outs = self._locals(s)
+        return replace(moved, outs=outs, value=self._padded(s), stored=(False,) * len(outs), axis=self.step)
+
+    def _points(self, scanned: Statement) -> tuple[Value, ...]:
+        return tuple(vs.load(o, scanned.store, self.graph.buffers[o].dtype) for o in scanned.outs)
+
+    def _share(self, s: Statement, so_far: Sequence[str]) -> Iterator[Statement]:
         """The scan of a share, and what it is with all shares before."""
-        own = self._local(s)
-        scanned = replace(s, outs=(own,), value=self._padded(s), store=self._at(s), stored=(False,), axis=self.step)
-        first = vs.const(ops.identity(s.op, s.value.dtype), s.value.dtype)
+        scanned = self._scan_of_share(s)
+        yield scanned
         has_some = vs.compare("gt", self.share.expr(), ix.ZERO)
-        before = vs.masked(has_some, self._load(so_far, self.share.expr() - 1), first)
-        value = vs.call(FOLLOWING[s.op], before, vs.load(own, self._at(s), s.value.dtype))
-        mask = self.inside if any(s.stored) else None
-        return [scanned, Statement("pointwise", s.outs, value, self._at(s), True, 0, s.stored, mask=mask)]
-
-    def _at(self, s: Statement) -> tuple[Expr, ...]:
-        memo: dict[Expr, Expr] = {}
-        return tuple(ix.substitute(e, self.place, memo) for e in s.store)
+        nothing = (ops.identity(s.op, s.value.dtype), 0)
+        before = tuple(
+            vs.masked(has_some, value, vs.const(number, value.dtype))
+            for value, number in zip((self._load(name, self.share.expr() - 1) for name in so_far), nothing, strict=False)
+        )
+        values = joins.joined(s.op, before, self._points(scanned))
+        for out, value, stored in zip(s.outs, values, s.stored, strict=True):
+            mask = self.inside if stored else None
+            yield Statement("pointwise", (out,), value, scanned.store, True, 0, (stored,), mask=mask)
 
     def _load(self, name: str, share: Expr) -> Value:
         return vs.load(name, (share, *self.row), self.graph.buffers[name].dtype)
 
-    def _buffer(self, s: Statement, role: str) -> str:
-        """A new buffer with an element for each share of each row."""
+    def _buffers(self, s: Statement, role: str) -> list[str]:
+        """New buffers with an element for each share of each row."""
         sizes = (ix.constant(self.shares), *(v.extent for v in self.kernel.outer))
-        name = ir.derived(self.graph, ir.Derived(s.outs[0], role))
-        device = self.graph.buffers[s.outs[0]].device
-        self.graph.buffers[name] = ir.Buffer(name, s.value.dtype, device, sizes, ix.contiguous_strides(sizes))
+        return [self._buffer(o, dtype, role, sizes) for o, dtype in zip(s.outs, _kinds(s), strict=False)]
+
+    def _buffer(self, source: str, dtype: torch.dtype, role: str, sizes: tuple[Expr, ...]) -> str:
+        name = ir.derived(self.graph, ir.Derived(source, role))
+        device = self.graph.buffers[source].device
+        self.graph.buffers[name] = ir.Buffer(name, dtype, device, sizes, ix.contiguous_strides(sizes))
         return name
 
-    def _local(self, s: Statement) -> str:
-        """A buffer of the scan's sizes that never becomes memory."""
-        old = self.graph.buffers[s.outs[0]]
-        name = ir.derived(self.graph, ir.Derived(s.outs[0], "of_share"))
-        self.graph.buffers[name] = replace(old, name=name, dtype=s.value.dtype)
-        return name
+    def _locals(self, s: Statement) -> tuple[str, ...]:
+        """Buffers of the scan's sizes that never become memory."""
+        sizes = [self.graph.buffers[o].sizes for o in s.outs]
+        return tuple(self._buffer(o, d, "of_share", n) for o, d, n in zip(s.outs, _kinds(s), sizes, strict=False))
+
+
+def _kinds(s: Statement) -> tuple[torch.dtype, torch.dtype]:
+    """The types of a scan's or a reduction's results, of which there may be one."""
+    return s.value.dtype, torch.int64

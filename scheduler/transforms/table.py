@@ -13,6 +13,7 @@ from kgen.scheduler.transforms.operand_reduction import OperandReduction
 from kgen.scheduler.transforms.output_split import OutputSplit
 from kgen.scheduler.transforms.recognition import Recognition, Untaken
 from kgen.scheduler.transforms.recompute_trial import Recompute
+from kgen.scheduler.transforms.row_totals import RowTotals
 from kgen.scheduler.transforms.scale_hoisting import ScaleHoisting
 from kgen.scheduler.transforms.scatter_copies import ScatterCopies
 from kgen.scheduler.transforms.scatter_epilogue import ScatterEpilogue
@@ -30,6 +31,7 @@ TRANSFORMS: tuple[Transform, ...] = (
     Offer(),
     ConcatSplit(),
     ScatterCopies(),
+    RowTotals(),
     Prologues(),
     SharedCalls(),
     ScaleHoisting(),

@@ -11,6 +11,7 @@ import torch
 from torch._functorch.aot_autograd import aot_function
 
 from kgen.ir import nodes as ir
+from kgen.ir import values as vs
 from kgen.ir.verify import verify
 from kgen.lowering import LoweringContext, lower
 from kgen.reference.evaluate import evaluate_graph
@@ -169,3 +170,15 @@ def test_integers_wrap() -> None:
     x = torch.tensor([2**62, 3, -5], dtype=i64)
     with torch.no_grad():
         assert torch.equal(lowered(lambda x: x**3 + x * x, "kgen", [])(x), x**3 + x * x)
+
+
+@pytest.mark.parametrize("order", [3, 0.5])
+def test_a_norm_takes_powers_as_they_are_cheapest(order: float) -> None:
+    """A power of any exponent takes a hundred operations for each element, a cube two."""
+    graphs: list[ir.Graph] = []
+    x = torch.randn(7, 40)
+    with torch.no_grad():
+        found = lowered(lambda x: torch.linalg.vector_norm(x, order, 1), "kgen", graphs)(x)
+    torch.testing.assert_close(found, torch.linalg.vector_norm(x, order, 1))
+    [reduction] = [node for node in graphs[0].nodes if isinstance(node, ir.Reduction)]
+    assert not any(value.op == "pow" for value in vs.topological([reduction.value]))

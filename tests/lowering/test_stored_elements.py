@@ -26,6 +26,18 @@ def spread(x: Tensor, d: Tensor) -> tuple[Tensor, Tensor]:
     return w.sum(1), (w[..., None] * 2 * d).sum(1)
 
 
+def hot(rows: Tensor, at: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
+    """One number a row among zeros, made of numbers of rows alone."""
+    g = torch.zeros_like(y).scatter_add(1, at, (rows * 2 - 1)[:, None])
+    return (g * y).sum(0), (g - y).sum(1)
+
+
+def capped(x: Tensor, at: Tensor) -> Tensor:
+    """A loss that reads one of a row's logits besides the sum of their exponentials."""
+    y = 30 * torch.tanh(x.float() / 30)
+    return (y.logsumexp(1) - y.gather(1, at).squeeze(1)).sum()
+
+
 def stored(fn: Callable[..., object], *args: Tensor) -> int:
     """The tensors of as many elements that are written."""
     plan = planned(fn, *args)
@@ -40,8 +52,10 @@ def stored(fn: Callable[..., object], *args: Tensor) -> int:
     [
         (drawn, lambda: (torch.empty(ROWS, LENGTH), torch.zeros(ROWS, 5, dtype=torch.long)), 0),
         (spread, lambda: (torch.empty(ROWS, LENGTH), torch.empty(ROWS, LENGTH, 3)), 1),
+        (hot, lambda: (torch.empty(ROWS), torch.zeros(ROWS, 1, dtype=torch.long), torch.empty(ROWS, LENGTH)), 0),
+        (capped, lambda: (torch.empty(ROWS, LENGTH).bfloat16(), torch.zeros(ROWS, 1, dtype=torch.long)), 0),
     ],
-    ids=["read again", "read several times"],
+    ids=["read again", "read several times", "made of rows", "few are gathered"],
 )
 def test_what_is_stored(fn: Callable[..., object], args: Callable[[], tuple[Tensor, ...]], number: int) -> None:
     assert stored(fn, *args()) == number

@@ -1,12 +1,15 @@
-"""Gradients of `unfold`: each element gathers from the windows that hold it."""
+"""Windows: gradients of `unfold`, where each element gathers from those that hold it, and how many elements they load."""
 
 from __future__ import annotations
+
+from collections.abc import Callable
 
 import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from kgen.ir import values as vs
 from kgen.ir.plan import members
 from tests.kernels import plans
 
@@ -64,3 +67,18 @@ def test_any_length() -> None:
         [got] = torch.autograd.grad(step(x).sum(), x)
         [want] = torch.autograd.grad(fn(x).sum(), x)
         torch.testing.assert_close(got, want)
+
+
+def opened(x: Tensor) -> Tensor:
+    return -F.max_pool2d(-F.max_pool2d(x, 3, 1, 1), 3, 1, 1)
+
+
+@pytest.mark.parametrize(
+    ("fn", "kernels"),
+    [(opened, 2), (lambda x: F.max_pool2d(torch.relu(x) + 1, 3, 2, 1), 1), (lambda x: F.max_pool2d(x * x[:1], 3, 1, 1), 1)],
+    ids=["windows of windows", "a window of one tensor", "a window of two tensors"],
+)
+def test_loads_of_windows_do_not_multiply(fn: Callable[[Tensor], Tensor], kernels: int) -> None:
+    plan = plans(fn, torch.randn(2, 3, 32, 32)).forward
+    assert len(plan.kernels) == kernels
+    assert all(len(vs.loads(s.roots)) <= 18 for step in plan.kernels for k in members(step) for s in k.statements)

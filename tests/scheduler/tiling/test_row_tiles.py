@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import pytest
 import torch
 from torch import Tensor
@@ -34,6 +36,40 @@ def test_programs_keep_to_rows(rows: int, columns: int, apart: bool) -> None:
     [tiling] = tilings(planned(minus_row, torch.randn(rows, columns), torch.randn(rows)))
     assert (tiling.blocks.y, bool(tiling.y)) == (1, apart)
     assert tiling.x[-1].extent.as_int() in (columns, rows * columns)
+
+
+def likelihood_gradient(x: Tensor, top: Tensor, total: Tensor, labels: Tensor, d: Tensor) -> Tensor:
+    hit = torch.arange(x.shape[1]) == labels[:, None]
+    return torch.where(hit, d[:, None], 0.0) - torch.exp(x - top[:, None] - total.log()[:, None]) * d.abs()[:, None]
+
+
+def rows_between_vectors(columns: int) -> list[Tensor]:
+    return [torch.randn(64, columns), torch.randn(64), torch.rand(64) + 1, torch.randint(0, 99, (64,)), torch.randn(64)]
+
+
+@pytest.mark.parametrize(("fn", "apart"), [(likelihood_gradient, True), (lambda x, *_: x.exp(), False)])
+def test_rows_between_vectors_have_programs_where_what_belongs_to_them_costs_most(
+    fn: Callable[..., Tensor], apart: bool
+) -> None:
+    [tiling] = tilings(planned(fn, *rows_between_vectors(8191)))
+    assert bool(tiling.y) == apart
+
+
+def test_no_rows_have_no_programs_of_their_own() -> None:
+    args = [torch.randn(0, 8191), torch.randn(0), torch.rand(0), torch.randint(0, 99, (0,)), torch.randn(0)]
+    [tiling] = tilings(planned(likelihood_gradient, *args))
+    assert tiling.blocks.x
+
+
+@pytest.mark.interpret
+def test_values_of_rows_between_vectors() -> None:
+    assert run(likelihood_gradient, *rows_between_vectors(2047), gpu_interpreter=True).kinds == {"plane"}
+
+
+@pytest.mark.parametrize(("rows", "warps"), [(1, 16), (64, 16), (1000, 4)])
+def test_a_program_with_an_sm_to_itself_has_more_warps(rows: int, warps: int) -> None:
+    [tiling] = tilings(planned(lambda x: x.softmax(-1), torch.randn(rows, 4096)), Gpu())
+    assert tiling.blocks.warps in (warps, warps // 2)
 
 
 def test_what_belongs_to_columns_needs_no_rows() -> None:

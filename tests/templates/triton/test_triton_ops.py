@@ -179,6 +179,27 @@ def test_special_functions_next_to_zeros_and_poles(run, request):
     assert not wrong, "\n".join(wrong)
 
 
+POSITIVE = torch.cat(
+    [around(1, 2, 1.4616321449683622, 0.5, 6, 8, 1e-3), torch.logspace(-37, 30, 200), torch.linspace(0.01, 12, 1600)]
+)
+ENDS = torch.tensor([0.0, -0.0, math.inf, math.nan, 1e-40, 3e38])
+
+
+@pytest.mark.parametrize("op", ["digamma", "lgamma"])
+def test_special_functions_of_positive_numbers(run, op):
+    """A tile without a negative number is computed in float32."""
+    x = torch.cat([POSITIVE[POSITIVE > 0], ENDS])
+    x = torch.cat([x, x.new_ones(2048 - len(x))])
+    kernel = kernels.Kernel("positive", 128)
+    kernel.store(torch.float32, kernel.bind(TRITON_OPS[op].format(kernel.load(torch.float32))))
+    (got,) = run(kernel, [x], [2048])
+    number = int((POSITIVE > 0).sum())
+    with mpmath.workdps(40):
+        want = torch.tensor([_number(HARD[op][0], v) for v in x[:number].tolist()], dtype=torch.float64)
+    assert ulps(got[:number], want).max() <= 3.5
+    near(got[number:], ops.OPS[op].reference(x[number:].double()).float())
+
+
 # Of the hardware's functions: the arguments, and an error of float32 that each may have there, in units of 2^-23.
 FAST: dict[str, tuple[torch.Tensor, Any]] = {
     "exp": (torch.linspace(-86, 88, 500), lambda x: 2 + x.abs()),
