@@ -46,6 +46,8 @@ CHEAP_ON_GPU, CHEAP_FLOAT32_ON_GPU, LARGE = 14, 24, 1 << 20
 STEPS = 8
 # Operators that may read what each of them computes again.
 MOST_READERS = 3
+# Where each element is read so often at most, readers compute what they read, whatever it costs.
+FEW_TIMES = 0.5
 # A value that reads this many buffers or has this many operations is stored whatever its users, to bound code size.
 MAX_LOADS = 24
 MAX_COST = 600
@@ -360,6 +362,8 @@ class _Lowering:
             return True
         if not _is_read_again(node) or (not reads and cost <= CHEAP_FROM_INDICES):
             return False
+        if self._is_large_on_gpu(tensor) and _times_read(node) <= FEW_TIMES:
+            return False
         full = [v for v in reads if self._is_full(v, tensor)]
         return len(full) > 1 or cost > (_cheap_on_gpu(node, tensor) if self._saves_traffic(node, tensor, full) else CHEAP)
 
@@ -413,8 +417,25 @@ class _Lowering:
 
 
 def _cheap_on_gpu(node: Node, tensor: Tensor) -> int:
-    """Operations that take no longer than what a store of an element saves."""
-    return CHEAP_FLOAT32_ON_GPU if tensor.dtype is torch.float32 and not _is_spread(node) else CHEAP_ON_GPU
+    """Operations that take no longer than what a store of an element saves: more where few elements are read again."""
+    if tensor.dtype is not torch.float32 or _is_spread(node):
+        return CHEAP_ON_GPU
+    again = min(1.0, _times_read(node) - 1)
+    return int(CHEAP_FLOAT32_ON_GPU / max(again, FEW_TIMES / 8))
+
+
+def _times_read(node: Node) -> float:
+    """How often the operators that read a node read an element of it, on average: a gather may read few of them."""
+    elements, times = _elements(node), 0.0
+    for user in node.users:
+        name = operator_name(user.target).rpartition(".")[0]
+        if name == "aten.gather" and user.args[0] is node and elements:
+            times += min(1.0, _elements(user) / elements)
+        elif rule_of(VIEWS, name) and _elements(user) == elements:
+            times += _times_read(user)
+        else:
+            times += 1
+    return times
 
 
 def _is_spread(node: Node) -> bool:

@@ -213,7 +213,8 @@ def searchsorted(
     count = sequence.sizes[-1].as_int()
     if count is None:
         raise Refused("search in a sequence of symbolic length")
-    sequence = gather_source(b, sequence)
+    searched = x.numel() if isinstance(x, Tensor) else ix.ONE
+    sequence = gather_source(b, sequence, searched * count.bit_length())
     lead = indices(sizes)[:-1] if sequence.rank > 1 else ()
 
     def element(k: Value) -> Value:

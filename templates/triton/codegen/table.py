@@ -168,10 +168,12 @@ NO_INDEX = 2**63 - 1
 
 
 class Prefixes(NamedTuple):
-    """How a scan goes: `combine` joins what came before (first) with what follows, `along` gives all prefixes of a tile."""
+    """How a scan goes: `combine` joins what came before (first) with what follows, `along` gives all prefixes of a tile, and
+    `backwards` all that begin at its end."""
 
     combine: str
     along: str
+    backwards: str = ""
 
 
 def _last_extreme(op: str) -> Prefixes:
@@ -179,7 +181,10 @@ def _last_extreme(op: str) -> Prefixes:
 
 
 SCAN: dict[str, Prefixes] = {
-    **{op: Prefixes(REDUCE[op].combine, f"lib.scan_{op}({{0}}, {{axis}})") for op in ("sum", "prod", "max", "min")},
+    **{
+        op: Prefixes(REDUCE[op].combine, f"lib.scan_{op}({{0}}, {{axis}})", f"lib.scan_{op}({{0}}, {{axis}}, True)")
+        for op in ("sum", "prod", "max", "min")
+    },
     "argmax": _last_extreme("argmax"),
     "argmin": _last_extreme("argmin"),
     "logaddexp": Prefixes("lib.logaddexp({0}, {1})", "lib.scan_logaddexp({0}, {axis})"),

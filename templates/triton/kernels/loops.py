@@ -15,6 +15,7 @@ from kgen.templates.contract import Config, knob, template
 from kgen.templates.loop_contract import LoopKernel, LoopProblem, LoopTemplate, loops
 from kgen.templates.loop_slots import SectionSlot, TritonColumns, TritonPoints, TritonRows
 from kgen.templates.render import canonical_text, clean, lines, render_slots, source_lines
+from kgen.templates.triton.codegen.backwards import in_order_of_memory
 from kgen.templates.triton.codegen.emit import RUN, Emitter, Section
 from kgen.templates.triton.codegen.launch import aligned, compile_options
 from kgen.templates.triton.codegen.table import TRITON_TYPES
@@ -53,8 +54,10 @@ class ColumnReduction(LoopKernel):
 
 def render_kernel(problem: LoopProblem, template: LoopTemplate, config: Config, name: str) -> KernelCall:
     """The Triton function of one kernel."""
-    [tiling], graph = problem.under(config).tilings, problem.graph
+    [given], graph = problem.under(config).tilings, problem.graph
+    tiling, backwards = in_order_of_memory(given)
     emitter = Emitter(tiling, graph, problem.exact)
+    emitter.backwards = backwards
     emitted = _Emitted(*emitter.run(), emitter.finish_columns(), emitter.fixed.lines)
     frame = _frame(tiling, emitter)
     sections = _sections(emitted.sections, frame, tiling, emitter)
