@@ -31,6 +31,8 @@ from kgen.lowering.tensor import Tensor, at, convert, indices, reindex
 from kgen.lowering.views import result_sizes
 
 MAX_UNROLLED = 32
+# Operations of an element that all windows but one compute again, at most: a trip through memory takes less time than more.
+MOST_AGAIN = 64
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,10 +100,16 @@ def max_pool_with_indices(rank: int) -> Callable[..., tuple[Tensor, Tensor]]:
         sizes = b.symbols.sizes(b.current.meta["val"][0].shape)
         windows = _windows(rank, x.sizes, sizes, kernel_size, stride, padding, dilation)
         if math.prod(windows.size) <= MAX_UNROLLED:
-            return _max_unrolled(x, sizes, windows)
+            return _max_unrolled(_shared(b, x, windows), sizes, windows)
         return _max_reduced(b, x, sizes, windows)
 
     return rule
+
+
+def _shared(b: Builder, x: Tensor, windows: Windows) -> Tensor:
+    """The tensor, stored where several windows would each compute what is dear."""
+    again = math.prod(windows.covering()) - 1
+    return b.stored_once(x) if again * vs.total_cost([x.value]) > MOST_AGAIN and vs.loads([x.value]) else x
 
 
 def _max_unrolled(x: Tensor, sizes: Sizes, windows: Windows) -> tuple[Tensor, Tensor]:

@@ -474,8 +474,8 @@ def _short_steps(kernel: Kernel, touches: list[Touch], across: bool, sizes: Size
 
 def _waits_for_arithmetic(kernel: Kernel, touches: list[Touch], sizes: Sizes) -> bool:
     """Whether a point's operations take longer than what it moves, as in a table of all pairs of a few numbers."""
-    moved = sum(touch.distinct for touch in touches) / sizes.points((*kernel.outer, *kernel.inner))
-    return cost_of_a_point(kernel) > OPERATIONS_OF_A_BYTE * moved
+    points = sizes.points((*kernel.outer, *kernel.inner))  # of no images there are none
+    return cost_of_a_point(kernel) * points > OPERATIONS_OF_A_BYTE * sum(touch.distinct for touch in touches)
 
 
 def _lightened(kernel: Kernel, blocks: Blocks, length: int) -> Blocks:

@@ -64,3 +64,17 @@ def test_any_length() -> None:
         [got] = torch.autograd.grad(step(x).sum(), x)
         [want] = torch.autograd.grad(fn(x).sum(), x)
         torch.testing.assert_close(got, want)
+
+
+def test_a_pool_of_a_pool_is_stored_between() -> None:
+    """Each window of the second one would compute nine of the first one."""
+
+    def of_a_pool(x: Tensor) -> Tensor:
+        return F.max_pool2d(F.max_pool2d(x, 3, 1, 1) * 0.5, 3, 1, 1)
+
+    def scaled(x: Tensor) -> Tensor:
+        return F.max_pool2d(F.relu(x * 2 + 1), 3, 2, 1)
+
+    x = torch.randn(2, 3, 40, 41)
+    assert [len(plans(fn, x).forward.kernels) for fn in (of_a_pool, scaled)] == [2, 1]
+    torch.testing.assert_close(torch.compile(of_a_pool, backend="kgen", fullgraph=True)(x), of_a_pool(x))
