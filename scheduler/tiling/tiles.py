@@ -14,7 +14,7 @@ from dataclasses import replace
 
 import torch
 
-from kgen.device import Gpu
+from kgen.device import SECTOR, Gpu
 from kgen.ir import index as ix
 from kgen.ir import nodes as ir
 from kgen.ir import ops
@@ -62,6 +62,9 @@ SEQUENCE_WARPS, SEQUENCE_ROW, SEQUENCE_POINTS = 16, 4096, 16384
 # Steps along rows of arithmetic that hold few points past the end, one of so many at most; points of such a tile; and programs
 # that each SM has to have of it.
 SHORT_STEPS, SHORTEST_WASTE, SHORT_STEP_POINTS, PROGRAMS_OF_STEPS = (32, 16, 8, 4), 32, 1024, 16
+# Rows and columns of a tile that share what belongs to columns; and bytes of lines that the L1 cache serves in the time of one
+# from memory.
+COLUMN_ROWS, COLUMNS_OF_A_TILE, LINES_OF_A_BYTE = 32, 128, 6
 # Operations that take an SM as long as its share of memory takes for a byte.
 OPERATIONS_OF_A_BYTE = 6
 # Short columns of an SM from which threads enough have two columns each, and those of a program then.
@@ -157,6 +160,9 @@ def _tiled(kernel: Kernel, graph: ir.Graph, sizes: Sizes, gpu: Gpu, reorder: boo
     touches = list(distinct_touches(kernel, graph, sizes))
     slow = _second_axis(kernel, touches, sizes) if reorder else None
     if slow is None:
+        shared = _shared_columns(kernel, touches, sizes, gpu)
+        if shared is not None:
+            return Tiling(kernel, kernel.outer[-1:], kernel.outer[:-1], shared, True, wide)
         kernel = _stored_in_runs(kernel, touches, sizes) if reorder else kernel
         blocks = _pointwise_blocks(kernel, graph, sizes, gpu)
         rows = kernel.outer[:-1] if _has_row_values(kernel, touches, blocks.x, sizes) else ()
@@ -318,6 +324,22 @@ def _has_row_values(kernel: Kernel, touches: list[Touch], block: int, sizes: Siz
         return False
     found = (ix.free_atoms(t.offset) for t in touches)
     return any(rest & atoms and fast not in atoms for atoms in found)
+
+
+def _shared_columns(kernel: Kernel, touches: list[Touch], sizes: Sizes, gpu: Gpu) -> Blocks | None:
+    """A tile of several rows, along the last loop, where what belongs to columns is loaded with strides, as a small matrix that
+    is read across: the L1 cache serves such a load as slowly as one of so many lines, and rows of one program share it."""
+    fast, points = kernel.outer[-1] if kernel.outer else None, sizes.points(kernel.outer)
+    if fast is None or fast.extent.as_int() is None or points < COLUMN_ROWS * sizes.of(fast.extent) * gpu.compute_units:
+        return None
+    length = sizes.of(fast.extent)
+    x = min(power_of_two(length), COLUMNS_OF_A_TILE)
+    columns = [t for t in touches if not t.store and ix.free_atoms(t.offset) == {fast}]
+    steps = [(t.bytes // points, abs(stride_along(t.offset, fast, sizes) or 0)) for t in columns]
+    served = sum(min(SECTOR, size * stride) for size, stride in steps if stride > 1)
+    if served * points <= LINES_OF_A_BYTE * sum(t.distinct for t in touches) or LEAST_WASTE * (-length % x) > length:
+        return None
+    return Blocks(x=x, y=COLUMN_ROWS, warps=THREADS // 32)
 
 
 def _stored_in_runs(kernel: Kernel, touches: list[Touch], sizes: Sizes) -> Kernel:

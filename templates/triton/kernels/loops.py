@@ -20,6 +20,8 @@ from kgen.templates.triton.codegen.emit import RUN, Emitter, Section
 from kgen.templates.triton.codegen.launch import aligned, compile_options
 from kgen.templates.triton.codegen.table import TRITON_TYPES
 
+# Lines of all steps of a loop that are written one after the other.
+MOST_LINES = 256
 # Knobs that are no constants of the kernel: the launch has them.
 OF_LAUNCH = ("WARPS", "STAGES")
 
@@ -159,9 +161,17 @@ def _section(section: Section, axis: list[str], frame: _Frame, tiling: Tiling) -
     before = ["tl.debug_barrier()", *section.before] if section.barrier else section.before
     loop = section.body
     if section.body and not tiling.persistent:
-        inside = (f"    {line}" for line in (*axis, *section.body))
-        loop = [f"for start in range(0, {frame.length}, RBLOCK):", *inside]
+        inside = [f"    {line}" for line in (*axis, *section.body)]
+        steps = "tl.static_range" if _is_written_out(tiling, len(inside)) else "range"
+        loop = [f"for start in {steps}(0, {frame.length}, RBLOCK):", *inside]
     return SectionSlot(lines(before), lines(loop), lines(section.body), lines(section.after))
+
+
+def _is_written_out(tiling: Tiling, lines: int) -> bool:
+    """Whether the compiler writes the steps one after the other: of few short steps the loads need not wait for each other, and
+    a point's loop variables are numbers."""
+    length = ix.product(v.extent for v in tiling.kernel.inner).as_int() or 0
+    return tiling.blocks.r == 1 and length > 0 and length * lines <= MOST_LINES
 
 
 def _slots(kind: str, head: FunctionHead, frame: _Frame, emitted: _Emitted, sections: tuple[SectionSlot, ...]) -> TritonPoints:
