@@ -14,6 +14,7 @@ from kgen.scheduler.analysis.items import Access, Item, Members
 from kgen.scheduler.analysis.loop_alignment import Space
 from kgen.scheduler.tiling.loops import GROUPS, unflattened_loops
 from kgen.scheduler.tiling.tiles import REGISTER_COLUMN, REGISTER_POINTS
+from kgen.scheduler.tiling.unrolling import MOST_POINTS
 from kgen.verdict import Reason
 
 # Outer points that a kernel of independent points keeps at least: lanes and threads both live on them.
@@ -145,6 +146,8 @@ def _repeats_row_values(graph: ir.Graph, sizes: Sizes, a: Members, b: Members, s
         return False
     count, length = sizes.points(space.outer), sizes.points(space.inner)
     in_rows = any(item.reduces or item.in_order for item in points.items)
+    if not in_rows and length <= MOST_POINTS:
+        return False  # one thread may have them all
     threads = min(-(-length // OF_A_THREAD) if in_rows else length, OF_A_ROW)
     own = sum(item.cost * (length if item.inner else threads) for item in points.items) * count
     shared = points.touched if len(points.touched) < len(rows.touched) else rows.touched

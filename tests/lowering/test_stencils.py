@@ -194,3 +194,16 @@ def test_a_long_chain() -> None:
 
     graph = graph_of(fn, [torch.randn(30, 40)])
     assert len(graph.nodes) > 1
+
+
+def test_a_roll_of_inputs_is_a_view() -> None:
+    """Several operators read each element where it is; a roll of what kernels make is stored in its own order."""
+
+    def of_inputs(x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
+        d = (x * y + x - y).roll(1, 1)
+        return d * 2, (d * y).sum(1)
+
+    args = [torch.randn(30, 40, dtype=torch.float64), torch.randn(30, 40, dtype=torch.float64)]
+    graph = graph_of(of_inputs, args)
+    assert len(graph.nodes) == 2
+    torch.testing.assert_close(tuple(evaluate_graph(graph, args)), of_inputs(*args))
