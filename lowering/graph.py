@@ -30,6 +30,7 @@ from kgen.lowering.results import Results, owners_of_results
 from kgen.lowering.row_values import remaining_cost, with_row_values_stored
 from kgen.lowering.short_axes import unroll_short_axes
 from kgen.lowering.stencils import recompute_in_stencils
+from kgen.lowering.summed_scatters import add_to_sums
 from kgen.lowering.table import Rule
 from kgen.lowering.tensor import Tensor, number_of, rounded, unsupported
 from kgen.lowering.unbacked import UNBACKED
@@ -112,6 +113,7 @@ class _Lowering:
             unroll_short_axes(graph, self.builder.fresh)
             if self.context.inlining:
                 recompute_in_stencils(graph, self.builder.on_gpu)
+                add_to_sums(graph, self.builder.on_gpu)
         if any(isinstance(node, ir.Reduction) and len(node.outs) > 1 for node in graph.nodes):
             drop_unread_positions(graph)
         if any(isinstance(node, ir.Contraction) for node in graph.nodes):

@@ -29,9 +29,9 @@ MAX_BUFFERS = 96
 MAX_LIVE = 128
 # Times what two kernels share that each may read of its own, where that is much.
 OF_THEIR_OWN = 16
-# Threads of a row that compute what belongs to the row, each for itself; points of a thread where rows are reduced; and the
-# bytes that move in a launch's time.
-OF_A_ROW, OF_A_THREAD, A_LAUNCH = 32, 4, 6 << 20
+# Threads of a row that compute what belongs to the row, each for itself, and the longest row that is shared so; points of a
+# thread where rows are reduced; and the bytes that move in a launch's time.
+OF_A_ROW, SHORT_ROW, OF_A_THREAD, A_LAUNCH = 32, 64, 4, 6 << 20
 # Points of a row from which on it matters how many programs walk rows.
 LONG_WALK = 1024
 
@@ -146,8 +146,8 @@ def _repeats_row_values(graph: ir.Graph, sizes: Sizes, a: Members, b: Members, s
         return False
     count, length = sizes.points(space.outer), sizes.points(space.inner)
     in_rows = any(item.reduces or item.in_order for item in points.items)
-    if not in_rows and length <= MOST_POINTS:
-        return False  # one thread may have them all
+    if length > SHORT_ROW or (not in_rows and length <= MOST_POINTS):
+        return False  # threads have many points of a long row; one thread may have a short one
     threads = min(-(-length // OF_A_THREAD) if in_rows else length, OF_A_ROW)
     own = sum(item.cost * (length if item.inner else threads) for item in points.items) * count
     shared = points.touched if len(points.touched) < len(rows.touched) else rows.touched
