@@ -70,6 +70,7 @@ class Reason(Enum):
     NOT_TRIED = "fusion tries kernels that only read the same data with those next to them in program order, and not these two"
     NO_SAVING = "no memory traffic would be saved"
     PARALLELISM = "too few rows would be left to share among the threads"
+    ROW_VALUES = "each thread of a row would compute again what belongs to the row, which takes longer than a kernel for it"
     COLUMNS = "a second walk down long columns would find nothing of the first one in cache"
     LAYOUT_CONFLICT = "their fast axes differ, so one of them would walk memory with strides"
     TOO_LARGE = "the joined loop would have too many operations or operands"

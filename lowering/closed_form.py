@@ -115,7 +115,7 @@ def _floors(table: tuple[int, ...], i: Expr) -> list[Expr]:
     for p, q in sorted(ratios, key=lambda r: (r[0] != 1, r)):
         if abs(rise * q - p * (n - 1)) > 4 * max(p, q):
             continue
-        for c in range(-q, q * 2) if q <= 16 else (0,):
+        for c in range(-2 * q, 3 * q) if q <= 16 else (0,):
             line = ix.floordiv(i * p + c, q)
             found += [line, ix.maximum(ix.minimum(line, high), low)]
     return found

@@ -28,7 +28,7 @@ from kgen.ir.values import Value
 from kgen.lowering import fallback
 from kgen.lowering.builder import Builder
 from kgen.lowering.contraction import loaded, result_rounding
-from kgen.lowering.few_terms import LEAST_POINTS, MOST_COST, are_few, written_out
+from kgen.lowering.few_terms import LEAST_POINTS, MOST_COST, MOST_TERMS, are_few, written_out
 from kgen.lowering.layout import store_with
 from kgen.lowering.pointwise import add
 from kgen.lowering.tensor import Tensor, at, indices, reindex
@@ -38,6 +38,8 @@ _REASON = "contraction without a template"
 _OUTPUT_MASK = 10
 # Of filters whose gradient is a reduction for each tap: taps in all and along a dimension, and results of each channel.
 MOST_TAPS, MOST_TAPS_ALONG, MOST_MULTIPLES = 64, 8, 4
+# Terms of each point where images have one channel, that are written out.
+MOST_TAPS_OF_ONE = 25
 # Dimensions of images with positions along one of them, and along two.
 RANK_ALONG_ONE, RANK_OF_IMAGES = 3, 4
 
@@ -248,7 +250,7 @@ def convolution(
         total = (image_of if transposed else made_by)(shape, sizes, tuple(x.sizes))
         if not transposed and _is_short(b, shape, total, x, weight):
             value = vs.substitute(
-                _written_out(total, (x, weight), b.realize), dict(zip(total.out_vars, indices(sizes), strict=True))
+                _written_out(total, (x, weight), partial(_computed, b)), dict(zip(total.out_vars, indices(sizes), strict=True))
             )
             return Tensor(sizes, x.dtype, x.device, value)
         addend = None if bias is None else at(bias, [total.out_vars[1].expr()])
@@ -259,10 +261,18 @@ def convolution(
 
 def _is_short(b: Builder, shape: Shape, total: Sum, x: Tensor, weight: Tensor) -> bool:
     """Whether a few taps of a depthwise convolution on a GPU are arithmetic at each point, in one kernel with what follows: the
-    taps of neighbouring positions, or channels, are neighbours then."""
+    taps of neighbouring positions, or channels, are neighbours then. Of images with one channel there may be more taps, as of
+    blurs and edge filters: a library's matrix units have nothing to multiply, and it turns such images around before."""
     sizes = tuple(v.extent for v in total.out_vars)
     plain = x.dtype == weight.dtype and x.dtype.is_floating_point and shape.filters[1] == 1 and b.on_gpu(x.device)
-    return plain and are_few(sizes, total.reduced)
+    single = shape.groups == 1 and all(stride == 1 for stride, _, _ in shape.steps)
+    most = MOST_TAPS_OF_ONE if single and (shape.made.as_int() or MOST_TERMS + 1) <= MOST_TERMS else MOST_TERMS
+    return plain and are_few(sizes, total.reduced, most=most)
+
+
+def _computed(b: Builder, tensor: Tensor) -> Tensor:
+    """A tensor in memory, where it is: as a view of it, too."""
+    return tensor if tensor.value.op == "load" else b.realize(tensor)
 
 
 def _has_channels_side_by_side(image: Any) -> bool:

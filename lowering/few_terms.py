@@ -28,13 +28,13 @@ def are_last(dims: Sequence[int], rank: int) -> bool:
     return list(dims) == list(range(rank - len(dims), rank))
 
 
-def are_few(sizes: ir.Sizes, loops: Sequence[Var], least: int = 2) -> bool:
-    """Whether there are few terms, of `least` on, at each of many points."""
+def are_few(sizes: ir.Sizes, loops: Sequence[Var], least: int = 2, most: int = MOST_TERMS) -> bool:
+    """Whether there are few terms, of `least` to `most`, at each of many points."""
     counts = [v.extent.as_int() for v in loops]
     number = ix.product(sizes).as_int()
     if number is None or number < LEAST_POINTS or None in counts:
         return False
-    return least <= (ix.product(v.extent for v in loops).as_int() or 0) <= MOST_TERMS
+    return least <= (ix.product(v.extent for v in loops).as_int() or 0) <= most
 
 
 def are_cheap(loops: Sequence[Var], term: Value) -> bool:

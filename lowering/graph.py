@@ -29,6 +29,8 @@ from kgen.lowering.operation import OperatorAxes, lower_operator
 from kgen.lowering.results import Results, owners_of_results
 from kgen.lowering.row_values import MIN_REPEATS, remaining_cost, with_row_values_stored
 from kgen.lowering.short_axes import unroll_short_axes
+from kgen.lowering.stencils import recompute_in_stencils
+from kgen.lowering.summed_scatters import add_to_sums
 from kgen.lowering.table import Rule
 from kgen.lowering.tensor import Tensor, number_of, rounded, unsupported
 from kgen.lowering.unbacked import UNBACKED
@@ -47,6 +49,8 @@ STEPS = 8
 MOST_READERS = 3
 # Operators that read elements at positions from data, and of how many elements they may read one.
 GATHERS, FEW_GATHERED = ("aten.gather.default", "aten.index.Tensor"), 16
+# Where each element is read so often at most, readers compute what they read, whatever it costs.
+FEW_TIMES = 0.5
 # A value that reads this many buffers or has this many operations is stored whatever its users, to bound code size.
 MAX_LOADS = 24
 MAX_COST = 600
@@ -109,6 +113,9 @@ class _Lowering:
         graph = self.builder.graph
         if len(graph.nodes) > 1:  # one node reads what it is given
             unroll_short_axes(graph, self.builder.fresh)
+            if self.context.inlining:
+                recompute_in_stencils(graph, self.builder.on_gpu)
+                add_to_sums(graph, self.builder.on_gpu)
         if any(isinstance(node, ir.Reduction) and len(node.outs) > 1 for node in graph.nodes):
             drop_unread_positions(graph)
         if any(isinstance(node, ir.Contraction) for node in graph.nodes):
@@ -359,6 +366,8 @@ class _Lowering:
             return True
         if not _is_read_again(node) or (not reads and cost <= CHEAP_FROM_INDICES):
             return False
+        if self._is_large_on_gpu(tensor) and _times_read(node) <= FEW_TIMES:
+            return False
         full = [v for v in reads if self._is_full(v, tensor)]
         saves = self._saves_traffic(node, tensor, full, reads)
         return len(full) > 1 or cost > (_cheap_on_gpu(node, tensor) if saves else CHEAP)
@@ -421,8 +430,23 @@ class _Lowering:
 
 
 def _cheap_on_gpu(node: Node, tensor: Tensor) -> int:
-    """Operations that take no longer than what a store of an element saves."""
-    return CHEAP_FLOAT32_ON_GPU if tensor.dtype is torch.float32 and not _is_spread(node) else CHEAP_ON_GPU
+    """Operations that take no longer than what a store of an element saves: more where few elements are read again."""
+    if tensor.dtype is not torch.float32 or _is_spread(node):
+        return CHEAP_ON_GPU
+    again = min(1.0, _times_read(node) - 1)
+    return int(CHEAP_FLOAT32_ON_GPU / max(again, FEW_TIMES / 8))
+
+
+def _times_read(node: Node) -> float:
+    """How often the operators that read a node read an element of it, on average: a gather may read few of them."""
+    elements, times = _elements(node), 0.0
+    for user in node.users:
+        name = operator_name(user.target).rpartition(".")[0]
+        if rule_of(VIEWS, name) and _elements(user) == elements:
+            times += _times_read(user)
+        else:
+            times += _part_read(user, node)
+    return times
 
 
 def _is_spread(node: Node) -> bool:
@@ -532,8 +556,14 @@ def _is_read_again(node: Node) -> bool:
 
 def _reads_few(user: Node, source: Node) -> bool:
     """Whether it reads elements of its first operand at positions from data, and not many."""
-    is_gather = user.op == "call_function" and operator_name(user.target) in GATHERS and user.args[:1] == (source,)
-    return is_gather and 0 < FEW_GATHERED * _elements(user) <= _elements(source)
+    return _part_read(user, source) * FEW_GATHERED <= 1
+
+
+def _part_read(user: Node, source: Node) -> float:
+    """The part of a node's elements that an operator reads: less than all where it reads them at positions from data."""
+    if user.op != "call_function" or operator_name(user.target) not in GATHERS or user.args[:1] != (source,):
+        return 1.0
+    return min(1.0, _elements(user) / max(1, _elements(source)))
 
 
 def rule_of(rules: Mapping[str, Rule], name: str) -> Rule | None:

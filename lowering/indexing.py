@@ -27,6 +27,9 @@ from kgen.lowering.views import Extent, axis, dense, select, slice_length, slice
 
 # A gathered value that costs more than this is stored first: every element read through an index would compute it again.
 CHEAP_SOURCE = 4
+# On a GPU one of inputs that costs up to this is computed at each point where positions are known: each element is read once
+# then. What kernels make would have to be in memory before.
+CHEAP_VIEW = 24
 # What advanced indexing reads once is often read at more places: bilinear sampling reads the corners around each point.
 CORNERS = 4
 # Rows of a transposed tensor that are read so many times are copied first: each of their elements is in a sector of its own,
@@ -55,6 +58,11 @@ def row_source(b: Builder, x: Tensor, points: Expr) -> Tensor:
     if reads and elements and reads >= TIMES_READ * elements and _has_scattered_rows(b, x):
         return b.with_rows(x)
     return indexed_source(b, x, points)
+
+
+def _is_of_inputs(b: Builder, x: Tensor) -> bool:
+    """Whether no kernel makes what a tensor is made of."""
+    return all(b.graph.is_given(load.attr[0]) for load in vs.loads([x.value]))
 
 
 def _has_scattered_rows(b: Builder, x: Tensor) -> bool:
@@ -109,9 +117,17 @@ class Advanced:
 
     def gathered(self, b: Builder, x: Tensor) -> Tensor:
         """The indexed tensor in a form that may be read at any index; its rows stay rows where the last dimension stays so."""
+        if b.on_gpu(x.device) and vs.total_cost([x.value]) <= CHEAP_VIEW and _is_of_inputs(b, x) and self._is_view():
+            return x
         rows = self.kept[-1:] == [len(self.sizes) - 1] and len(self.kept) > self.first
         source = row_source if rows else indexed_source
         return source(b, x, ix.product(self.result_sizes()))
+
+    def _is_view(self) -> bool:
+        """Whether arithmetic on loops gives the positions, of no more elements than there are: as of a roll, or of a flip."""
+        sizes = self.result_sizes()
+        fewer = ix.lower_bound(ix.product(self.sizes) - ix.product(sizes)) >= 0
+        return fewer and not any(ix.indirects(e) for e in self.source(indices(sizes)))
 
     def source(self, j: Sequence[Expr], wrap: bool = True) -> list[Expr]:
         """The index into the indexed tensor for an index into the result."""
@@ -213,7 +229,8 @@ def searchsorted(
     count = sequence.sizes[-1].as_int()
     if count is None:
         raise Refused("search in a sequence of symbolic length")
-    sequence = gather_source(b, sequence)
+    searched = x.numel() if isinstance(x, Tensor) else ix.ONE
+    sequence = gather_source(b, sequence, searched * count.bit_length())
     lead = indices(sizes)[:-1] if sequence.rank > 1 else ()
 
     def element(k: Value) -> Value:

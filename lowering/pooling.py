@@ -33,6 +33,8 @@ from kgen.lowering.views import result_sizes
 MAX_UNROLLED = 32
 # Loads from the L1 cache that take as long as storing an element and loading it from L2.
 STORED = 16
+# Operations of an element that all windows but one compute again, at most: a trip through memory takes less time than more.
+MOST_AGAIN = 64
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,12 +109,15 @@ def max_pool_with_indices(rank: int) -> Callable[..., tuple[Tensor, Tensor]]:
 
 
 def _window_source(b: Builder, x: Tensor, windows: Windows) -> Tensor:
-    """`x`, stored first where windows would load more of what it is made of than that takes: as windows of windows, whose loads
-    multiply. Loads from the L1 cache are not free."""
+    """`x`, stored first where windows would load more of what it is made of than that takes, or compute what is dear again: as
+    windows of windows, whose loads multiply. Loads from the L1 cache are not free."""
+    loads = vs.loads([x.value])
     moving = {v for v, n in zip(x.axes[-windows.rank :], windows.size, strict=True) if n > 1}
-    loads = sum(not moving.isdisjoint(load.variables()) for load in vs.loads([x.value]))
+    moved = sum(not moving.isdisjoint(load.variables()) for load in loads)
     taps, elements = math.prod(windows.size), math.prod(windows.stride)
-    return b.stored_once(x) if loads * taps > taps + elements * (loads + STORED) else x
+    again = math.prod(windows.covering()) - 1
+    dear = bool(loads) and again * vs.total_cost([x.value]) > MOST_AGAIN
+    return b.stored_once(x) if dear or moved * taps > taps + elements * (moved + STORED) else x
 
 
 def _max_unrolled(x: Tensor, sizes: Sizes, windows: Windows) -> tuple[Tensor, Tensor]:

@@ -34,7 +34,7 @@ class _Unrolling:
     def __init__(self, graph: ir.Graph, fresh: Callable[[str], str]) -> None:
         self.graph, self.fresh = graph, fresh
         self.nodes: list[list[ir.Node]] = [[node] for node in graph.nodes]  # what stands for each node
-        self.kept = _kept(graph)
+        self.kept = kept_whole(graph)
         self.makers = {out: node for node in graph.nodes for out in ir.outs(node)}
         self.readers: dict[str, set[int]] = defaultdict(set)  # the numbers of the nodes that read a buffer by loads
 
@@ -107,7 +107,7 @@ class _Unrolling:
         return parts
 
 
-def _kept(graph: ir.Graph) -> set[str]:
+def kept_whole(graph: ir.Graph) -> set[str]:
     """What has to be one buffer: results, what calls and templates read, what is written again, and what has views."""
     found = {one.buffer for one in ir.tensor_args(list(graph.outputs))}
     for node in graph.nodes:

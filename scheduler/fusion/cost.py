@@ -14,6 +14,7 @@ from kgen.scheduler.analysis.items import Access, Item, Members
 from kgen.scheduler.analysis.loop_alignment import Space
 from kgen.scheduler.tiling.loops import GROUPS, unflattened_loops
 from kgen.scheduler.tiling.tiles import REGISTER_COLUMN, REGISTER_POINTS
+from kgen.scheduler.tiling.unrolling import MOST_POINTS
 from kgen.verdict import Reason
 
 # Outer points that a kernel of independent points keeps at least: lanes and threads both live on them.
@@ -28,6 +29,9 @@ MAX_BUFFERS = 96
 MAX_LIVE = 128
 # Times what two kernels share that each may read of its own, where that is much.
 OF_THEIR_OWN = 16
+# Threads of a row that compute what belongs to the row, each for itself, and the longest row that is shared so; points of a
+# thread where rows are reduced; and the bytes that move in a launch's time.
+OF_A_ROW, SHORT_ROW, OF_A_THREAD, A_LAUNCH = 32, 64, 4, 6 << 20
 # Points of a row from which on it matters how many programs walk rows.
 LONG_WALK = 1024
 
@@ -44,7 +48,8 @@ class Limits:
     reads more than `waiting` bytes that were made for it alone: one kernel would need both in memory, and save little but a
     launch. Rows are walked again, where accesses lie across each other, if a tile of them in which all move full sectors
     has no more points than `turned_tile`: copies are faster (2,202 us for 449 and a copy of 160; H100). A chain of up to
-    `chain` items is one kernel where few of its values are needed at the same time."""
+    `chain` items is one kernel where few of its values are needed at the same time. A device does `operations` in the time of
+    a byte from memory; 0 where threads share no row."""
 
     long_row: int
     min_rows: int
@@ -58,6 +63,7 @@ class Limits:
     waiting: int = 1 << 19
     chain: int = 0
     turned_tile: int = 0
+    operations: int = 0
 
 
 LIMITS = {
@@ -75,6 +81,7 @@ LIMITS = {
         waiting=64 << 20,
         chain=512,
         turned_tile=REGISTER_POINTS,
+        operations=5,
     ),
 }
 
@@ -86,6 +93,8 @@ def unprofitable(graph: ir.Graph, sizes: Sizes, a: Members, b: Members, space: S
         return Reason.TOO_LARGE
     if _would_wait(graph, sizes, a, b, limits.waiting):
         return Reason.BOTH_IN_MEMORY
+    if inner and limits.operations and _repeats_row_values(graph, sizes, a, b, space, limits.operations):
+        return Reason.ROW_VALUES
     joined = sorted(a.items + b.items, key=lambda i: i.position) if inner else []
     if inner and _revisits(joined):
         reason = _repeated_walk(_Walk.of(graph, joined, space), sizes, limits)
@@ -127,6 +136,29 @@ def _live(items: list[Item]) -> int:
         change[k] += 1
         change[last[access]] -= 1
     return max(accumulate(change))
+
+
+def _repeats_row_values(graph: ir.Graph, sizes: Sizes, a: Members, b: Members, space: Space, operations: int) -> bool:
+    """Whether one of the two computes what belongs to rows, not from what the other one makes, and threads that each compute it
+    for themselves take longer than a kernel of its own."""
+    rows, points = (a, b) if not any(item.inner for item in a.items) else (b, a)
+    if any(item.inner for item in rows.items) or not any(item.inner for item in points.items) or _flows(points, rows):
+        return False
+    count, length = sizes.points(space.outer), sizes.points(space.inner)
+    in_rows = any(item.reduces or item.in_order for item in points.items)
+    if length > SHORT_ROW or (not in_rows and length <= MOST_POINTS):
+        return False  # threads have many points of a long row; one thread may have a short one
+    threads = min(-(-length // OF_A_THREAD) if in_rows else length, OF_A_ROW)
+    own = sum(item.cost * (length if item.inner else threads) for item in points.items) * count
+    shared = points.touched if len(points.touched) < len(rows.touched) else rows.touched
+    moved = [sum(sizes.bytes(graph.buffers[name]) for name in one.touched) for one in (rows, points)]
+    both = sum(sizes.bytes(graph.buffers[name]) for name in shared if name in points.touched and name in rows.touched)
+    apart = max(rows.cost * count, moved[0] * operations) + max(own, moved[1] * operations) + A_LAUNCH * operations
+    return max(rows.cost * count * threads + own, (sum(moved) - 2 * both) * operations) > apart
+
+
+def _flows(a: Members, b: Members) -> bool:
+    return not a.made.keys().isdisjoint(b.reads)
 
 
 def _would_wait(graph: ir.Graph, sizes: Sizes, a: Members, b: Members, much: int) -> bool:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import heapq
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import islice
 
 from kgen import errors
 from kgen.ir import index as ix
@@ -26,7 +27,7 @@ from kgen.templates.capabilities import Capabilities
 from kgen.verdict import FusionDemand, OperatorCall, Outcome, Reason, Verdict
 
 SEARCH_LIMIT = 256
-# Pairs of accesses tried before two groups count as not alignable.
+# Pairs of accesses tried before equal loops are joined as they are, or two groups count as not alignable.
 MAX_ALIGNMENTS = 12
 # A buffer with more readers than this pairs with the first ones only, and takes no part in horizontal fusion.
 MAX_READERS = 32
@@ -314,21 +315,16 @@ class Fuser:
         return memoised(key, lambda: self._search(a, b, self._by_promise(a, b, buffer, common), of_rows))
 
     def _search(self, a: Group, b: Group, names: Sequence[str], of_rows: bool) -> tuple[Space, Members, Members] | Reason:
-        """Tries the accesses to shared buffers until one aligns the loops legally."""
+        """Tries the accesses to shared buffers until one aligns the loops legally. Where none does, equal loops are joined."""
         best: Reason = Reason.SPACE_MISMATCH
-        tried = 0
-        for name in names:
-            for left in self._indices(a, name):
-                for right in self._indices(b, name):
-                    tried += 1
-                    if tried > MAX_ALIGNMENTS:
-                        return best
-                    found = self._legal(a, b, align(a, b, left, right))
-                    if isinstance(found, Reason) and of_rows:
-                        found = self._legal(a, b, in_rows(a, b, left, right))
-                    if not isinstance(found, Reason):
-                        return found
-                    best = found if best is Reason.SPACE_MISMATCH else best
+        accesses = ((left, right) for name in names for left in self._indices(a, name) for right in self._indices(b, name))
+        for left, right in islice(accesses, MAX_ALIGNMENTS):
+            found = self._legal(a, b, align(a, b, left, right))
+            if isinstance(found, Reason) and of_rows:
+                found = self._legal(a, b, in_rows(a, b, left, right))
+            if not isinstance(found, Reason):
+                return found
+            best = found if best is Reason.SPACE_MISMATCH else best
         if best is Reason.REDUCED_AXES_DIFFER:
             return best  # of a square, rows and columns have the same loops, but are at other elements
         found = self._legal(a, b, same_points(a, b) if has_contraction(a) or has_contraction(b) else identity_space(a, b))

@@ -14,7 +14,7 @@ from dataclasses import replace
 
 import torch
 
-from kgen.device import Gpu
+from kgen.device import SECTOR, Gpu
 from kgen.ir import index as ix
 from kgen.ir import joins, ops
 from kgen.ir import nodes as ir
@@ -62,6 +62,9 @@ SEQUENCE_WARPS, SEQUENCE_ROW, SEQUENCE_POINTS = 16, 4096, 16384
 # Steps along rows of arithmetic that hold few points past the end, one of so many at most; points of such a tile; and programs
 # that each SM has to have of it.
 SHORT_STEPS, SHORTEST_WASTE, SHORT_STEP_POINTS, PROGRAMS_OF_STEPS = (32, 16, 8, 4), 32, 1024, 16
+# Rows and columns of a tile that share what belongs to columns; and bytes of lines that the L1 cache serves in the time of one
+# from memory.
+COLUMN_ROWS, COLUMNS_OF_A_TILE, LINES_OF_A_BYTE = 32, 128, 6
 # Operations that take an SM as long as its share of memory takes for a byte.
 OPERATIONS_OF_A_BYTE = 6
 # Operations of a load of what belongs to a row at each of its points, and of finding a row along one loop.
@@ -167,6 +170,9 @@ def _tiled(kernel: Kernel, graph: ir.Graph, sizes: Sizes, gpu: Gpu, reorder: boo
     touches = list(distinct_touches(kernel, graph, sizes))
     slow = _second_axis(kernel, touches, sizes) if reorder else None
     if slow is None:
+        shared = _shared_columns(kernel, touches, sizes, gpu)
+        if shared is not None:
+            return Tiling(kernel, kernel.outer[-1:], kernel.outer[:-1], shared, True, wide)
         kernel = _stored_in_runs(kernel, touches, sizes) if reorder else kernel
         blocks = _pointwise_blocks(kernel, graph, sizes, gpu)
         rows = kernel.outer[:-1] if _has_row_values(kernel, touches, blocks.x, sizes) else ()
@@ -343,6 +349,22 @@ def _rows_cost_most(kernel: Kernel, touches: list[Touch], sizes: Sizes) -> bool:
     return every > OPERATIONS_OF_A_BYTE * moved and 2 * of_rows >= every
 
 
+def _shared_columns(kernel: Kernel, touches: list[Touch], sizes: Sizes, gpu: Gpu) -> Blocks | None:
+    """A tile of several rows, along the last loop, where what belongs to columns is loaded with strides, as a small matrix that
+    is read across: the L1 cache serves such a load as slowly as one of so many lines, and rows of one program share it."""
+    fast, points = kernel.outer[-1] if kernel.outer else None, sizes.points(kernel.outer)
+    if fast is None or fast.extent.as_int() is None or points < COLUMN_ROWS * sizes.of(fast.extent) * gpu.compute_units:
+        return None
+    length = sizes.of(fast.extent)
+    x = min(power_of_two(length), COLUMNS_OF_A_TILE)
+    columns = [t for t in touches if not t.store and ix.free_atoms(t.offset) == {fast}]
+    steps = [(t.bytes // points, abs(stride_along(t.offset, fast, sizes) or 0)) for t in columns]
+    served = sum(min(SECTOR, size * stride) for size, stride in steps if stride > 1)
+    if served * points <= LINES_OF_A_BYTE * sum(t.distinct for t in touches) or LEAST_WASTE * (-length % x) > length:
+        return None
+    return Blocks(x=x, y=COLUMN_ROWS, warps=THREADS // 32)
+
+
 def _stored_in_runs(kernel: Kernel, touches: list[Touch], sizes: Sizes) -> Kernel:
     """With the loops innermost, too short for tiles, that make one run of all that is stored, such as the taps of filters. Else
     each thread stores into a sector of its own. What is read in as many streams stays in the L1 cache meanwhile."""
@@ -499,8 +521,8 @@ def _short_steps(kernel: Kernel, touches: list[Touch], across: bool, sizes: Size
 
 def _waits_for_arithmetic(kernel: Kernel, touches: list[Touch], sizes: Sizes) -> bool:
     """Whether a point's operations take longer than what it moves, as in a table of all pairs of a few numbers."""
-    moved = sum(touch.distinct for touch in touches) / max(1, sizes.points((*kernel.outer, *kernel.inner)))
-    return cost_of_a_point(kernel) > OPERATIONS_OF_A_BYTE * moved
+    points = sizes.points((*kernel.outer, *kernel.inner))  # of no images there are none
+    return cost_of_a_point(kernel) * points > OPERATIONS_OF_A_BYTE * sum(touch.distinct for touch in touches)
 
 
 def _lightened(kernel: Kernel, blocks: Blocks, length: int) -> Blocks:

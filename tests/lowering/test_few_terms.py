@@ -73,6 +73,22 @@ def gradient_of_strided_image(g: Tensor, x: Tensor, w: Tensor) -> Tensor:
     return found
 
 
+def blurred(x: Tensor, w: Tensor) -> Tensor:
+    """Images of one channel: rows, then columns."""
+    return F.conv2d(F.conv2d(x, w, padding=(0, 2)), w.mT, padding=(2, 0)).relu()
+
+
+def edges(x: Tensor, w: Tensor) -> Tensor:
+    return F.conv2d(x, w, padding=1).square()
+
+
+def gradient_of_blurred_image(g: Tensor, x: Tensor, w: Tensor) -> Tensor:
+    found: Tensor = torch.ops.aten.convolution_backward(
+        g, x, w, None, [1, 1], [1, 2], [1, 2], False, [0, 0], 1, [True, False, False]
+    )[0]
+    return found
+
+
 CASES: list[tuple[Callable[..., Tensor], list[tuple[int, ...]]]] = [
     (layer, [(300, 3), (3, 100)]),
     (outer, [(64, 20), (64, 21)]),
@@ -86,6 +102,9 @@ CASES: list[tuple[Callable[..., Tensor], list[tuple[int, ...]]]] = [
     (strided, [(1, 32, 48, 50), (64, 1, 2, 2)]),
     (gradient_of_image, [(2, 64, 163), (2, 64, 160), (64, 1, 4)]),
     (gradient_of_strided_image, [(2, 64, 80), (2, 64, 160), (64, 1, 4)]),
+    (blurred, [(2, 1, 90, 97), (1, 1, 1, 5)]),
+    (edges, [(2, 1, 90, 97), (2, 1, 3, 3)]),
+    (gradient_of_blurred_image, [(2, 1, 90, 97), (2, 1, 90, 97), (1, 1, 3, 3)]),
 ]
 NAMES = [fn.__name__ for fn, _ in CASES]
 

@@ -6,6 +6,7 @@ from collections.abc import Callable
 
 import pytest
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from kgen.ir.plan import Kernel, members
@@ -18,6 +19,23 @@ def drawn(x: Tensor, at: Tensor) -> tuple[Tensor, Tensor]:
     """A softmax of which few elements are read, and a sum."""
     p = torch.softmax(x.float(), -1)
     return p.gather(1, at), (p * p).sum(1)
+
+
+def knots(x: Tensor, at: Tensor) -> Tensor:
+    """A dear table, of which two elements a place are read."""
+    d = F.softplus(x) + 0.01
+    return d.gather(1, at) * d.gather(1, at + 1)
+
+
+def shares(x: Tensor, at: Tensor) -> tuple[Tensor, Tensor]:
+    """A running sum of something dear, of which few elements are read again; it is a result."""
+    p = torch.softmax(x.float(), -1) * 0.84 + 0.01
+    return p.gather(1, at), p.cumsum(1)
+
+
+def searched(x: Tensor, wanted: Tensor) -> Tensor:
+    """A search of few places reads few elements."""
+    return torch.searchsorted(x.exp() * 6 - 3 + x.abs(), wanted)
 
 
 def spread(x: Tensor, d: Tensor) -> tuple[Tensor, Tensor]:
@@ -51,11 +69,14 @@ def stored(fn: Callable[..., object], *args: Tensor) -> int:
     ("fn", "args", "number"),
     [
         (drawn, lambda: (torch.empty(ROWS, LENGTH), torch.zeros(ROWS, 5, dtype=torch.long)), 0),
+        (knots, lambda: (torch.empty(ROWS, LENGTH), torch.zeros(ROWS, 5, dtype=torch.long)), 0),
+        (shares, lambda: (torch.empty(ROWS, LENGTH), torch.zeros(ROWS, 5, dtype=torch.long)), 1),
+        (searched, lambda: (torch.empty(ROWS, LENGTH), torch.empty(ROWS, 40)), 0),
         (spread, lambda: (torch.empty(ROWS, LENGTH), torch.empty(ROWS, LENGTH, 3)), 1),
         (hot, lambda: (torch.empty(ROWS), torch.zeros(ROWS, 1, dtype=torch.long), torch.empty(ROWS, LENGTH)), 0),
         (capped, lambda: (torch.empty(ROWS, LENGTH).bfloat16(), torch.zeros(ROWS, 1, dtype=torch.long)), 0),
     ],
-    ids=["read again", "read several times", "made of rows", "few are gathered"],
+    ids=["read again", "a table", "a running sum", "a search", "read several times", "made of rows", "few are gathered"],
 )
 def test_what_is_stored(fn: Callable[..., object], args: Callable[[], tuple[Tensor, ...]], number: int) -> None:
     assert stored(fn, *args()) == number

@@ -82,3 +82,17 @@ def test_loads_of_windows_do_not_multiply(fn: Callable[[Tensor], Tensor], kernel
     plan = plans(fn, torch.randn(2, 3, 32, 32)).forward
     assert len(plan.kernels) == kernels
     assert all(len(vs.loads(s.roots)) <= 18 for step in plan.kernels for k in members(step) for s in k.statements)
+
+
+def test_a_pool_of_a_pool_is_stored_between() -> None:
+    """Each window of the second one would compute nine of the first one."""
+
+    def of_a_pool(x: Tensor) -> Tensor:
+        return F.max_pool2d(F.max_pool2d(x, 3, 1, 1) * 0.5, 3, 1, 1)
+
+    def scaled(x: Tensor) -> Tensor:
+        return F.max_pool2d(F.relu(x * 2 + 1), 3, 2, 1)
+
+    x = torch.randn(2, 3, 40, 41)
+    assert [len(plans(fn, x).forward.kernels) for fn in (of_a_pool, scaled)] == [2, 1]
+    torch.testing.assert_close(torch.compile(of_a_pool, backend="kgen", fullgraph=True)(x), of_a_pool(x))

@@ -57,6 +57,7 @@ class Emitter(PointEmitter):
         self.inner = Scope() if self.looped else self.outer
         # what is the same for all rows stands before the loop over them, where a program has one
         self.fixed = Scope() if kernel.share is not None else self.outer
+        self.backwards = False  # whether scans begin at the last point of a row
         self.columns: list[tuple[Statement, str]] = []  # with their accumulators
         self.reduced: dict[tuple[str, Value, Expr | None], list[str]] = {}  # results of folds of full rows
         self.online_softmax: dict[str, Rescaled] = {}
@@ -392,7 +393,11 @@ class Emitter(PointEmitter):
         value = self._bind("tile", self._tile(s.value))
         parts = [value, self._bind("place", self._position(s))] if s.op in PAIRS else [value]
         names = [self._fresh("scan") for _ in parts]
-        self._line(f"{', '.join(names)} = {SCAN[s.op].along.format(*parts, axis=1)}")
+        if self.backwards:
+            parts, along = [self._kept(value, s)], SCAN[s.op].backwards
+        else:
+            along = SCAN[s.op].along
+        self._line(f"{', '.join(names)} = {along.format(*parts, axis=1)}")
         if self.looped:
             dtype = TRITON_TYPES[s.value.dtype].compute
             carries = [self._fresh("carry") for _ in parts]

@@ -31,6 +31,7 @@ from kgen.templates.triton.codegen.table import (
     TRITON_TYPES,
     WIDEN,
     division_by_number,
+    division_by_power,
     literal,
     scatter_atomic,
 )
@@ -222,9 +223,11 @@ class PointEmitter:
 
     def _division(self, value: Value, dividend: str) -> str | None:
         """The text of a division that is a multiplication, or begins with one."""
-        if value.op != "truediv" or value.dtype is not torch.float32:
+        if value.op != "truediv" or value.dtype not in (torch.float32, torch.float64):
             return None
         divisor, exact = value.args[1], value in self.exact
+        if value.dtype is torch.float64:
+            return division_by_power(dividend, float(divisor.attr)) if divisor.op == "const" else None
         if divisor.op == "const":
             return division_by_number(dividend, float(divisor.attr), exact)
         return None if exact or self.axes(divisor) >= self.axes(value) else f"{dividend} * {self._reciprocal(divisor)}"

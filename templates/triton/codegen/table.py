@@ -109,6 +109,13 @@ def division_by_number(dividend: str, number: float, exact: bool) -> str | None:
     return f"lib.divided_by_number({signed}, {size!r}, {reciprocal!r}, {1 if few else 2})"
 
 
+def division_by_power(dividend: str, number: float) -> str | None:
+    """A float64 quotient by a power of two as a multiplication, which gives the same bits; None of other numbers."""
+    if math.isnan(number) or abs(math.frexp(number)[0]) != 0.5 or not _ORDINARY[0] < abs(number) < _ORDINARY[1]:
+        return None
+    return f"{dividend} * {literal(1.0 / number, torch.float64)}"
+
+
 # The structural operations that are calls; `type` is a storage type for round_to and a compute type for the others. The
 # emitter itself knows what const, index, load and assert mean.
 STRUCTURAL: dict[str, str] = {
@@ -168,10 +175,12 @@ NO_INDEX = 2**63 - 1
 
 
 class Prefixes(NamedTuple):
-    """How a scan goes: `combine` joins what came before (first) with what follows, `along` gives all prefixes of a tile."""
+    """How a scan goes: `combine` joins what came before (first) with what follows, `along` gives all prefixes of a tile, and
+    `backwards` all that begin at its end."""
 
     combine: str
     along: str
+    backwards: str = ""
 
 
 def _last_extreme(op: str) -> Prefixes:
@@ -179,7 +188,10 @@ def _last_extreme(op: str) -> Prefixes:
 
 
 SCAN: dict[str, Prefixes] = {
-    **{op: Prefixes(REDUCE[op].combine, f"lib.scan_{op}({{0}}, {{axis}})") for op in ("sum", "prod", "max", "min")},
+    **{
+        op: Prefixes(REDUCE[op].combine, f"lib.scan_{op}({{0}}, {{axis}})", f"lib.scan_{op}({{0}}, {{axis}}, True)")
+        for op in ("sum", "prod", "max", "min")
+    },
     "argmax": _last_extreme("argmax"),
     "argmin": _last_extreme("argmin"),
     "logaddexp": Prefixes("lib.logaddexp({0}, {1})", "lib.scan_logaddexp({0}, {axis})"),

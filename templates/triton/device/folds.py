@@ -129,23 +129,23 @@ def fold_welford(mean, m2, count, axis: tl.constexpr):
 
 
 @triton.jit
-def scan_sum(x, axis: tl.constexpr):
-    return tl.associative_scan(x, axis, combine_sum)
+def scan_sum(x, axis: tl.constexpr, backwards: tl.constexpr = False):
+    return tl.associative_scan(x, axis, combine_sum, reverse=backwards)
 
 
 @triton.jit
-def scan_prod(x, axis: tl.constexpr):
-    return tl.associative_scan(x, axis, combine_prod)
+def scan_prod(x, axis: tl.constexpr, backwards: tl.constexpr = False):
+    return tl.associative_scan(x, axis, combine_prod, reverse=backwards)
 
 
 @triton.jit
-def scan_max(x, axis: tl.constexpr):
-    return tl.associative_scan(x, axis, maximum)
+def scan_max(x, axis: tl.constexpr, backwards: tl.constexpr = False):
+    return tl.associative_scan(x, axis, maximum, reverse=backwards)
 
 
 @triton.jit
-def scan_min(x, axis: tl.constexpr):
-    return tl.associative_scan(x, axis, minimum)
+def scan_min(x, axis: tl.constexpr, backwards: tl.constexpr = False):
+    return tl.associative_scan(x, axis, minimum, reverse=backwards)
 
 
 @triton.jit

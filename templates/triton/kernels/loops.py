@@ -15,10 +15,13 @@ from kgen.templates.contract import Config, knob, template
 from kgen.templates.loop_contract import LoopKernel, LoopProblem, LoopTemplate, loops
 from kgen.templates.loop_slots import SectionSlot, TritonColumns, TritonPoints, TritonRows
 from kgen.templates.render import canonical_text, clean, lines, render_slots, source_lines
+from kgen.templates.triton.codegen.backwards import in_order_of_memory
 from kgen.templates.triton.codegen.emit import RUN, Emitter, Section
 from kgen.templates.triton.codegen.launch import aligned, compile_options
 from kgen.templates.triton.codegen.table import TRITON_TYPES
 
+# Lines of all steps of a loop that are written one after the other.
+MOST_LINES = 256
 # Knobs that are no constants of the kernel: the launch has them.
 OF_LAUNCH = ("WARPS", "STAGES")
 
@@ -53,8 +56,10 @@ class ColumnReduction(LoopKernel):
 
 def render_kernel(problem: LoopProblem, template: LoopTemplate, config: Config, name: str) -> KernelCall:
     """The Triton function of one kernel."""
-    [tiling], graph = problem.under(config).tilings, problem.graph
+    [given], graph = problem.under(config).tilings, problem.graph
+    tiling, backwards = in_order_of_memory(given)
     emitter = Emitter(tiling, graph, problem.exact)
+    emitter.backwards = backwards
     emitted = _Emitted(*emitter.run(), emitter.finish_columns(), emitter.fixed.lines)
     frame = _frame(tiling, emitter)
     sections = _sections(emitted.sections, frame, tiling, emitter)
@@ -156,9 +161,17 @@ def _section(section: Section, axis: list[str], frame: _Frame, tiling: Tiling) -
     before = ["tl.debug_barrier()", *section.before] if section.barrier else section.before
     loop = section.body
     if section.body and not tiling.persistent:
-        inside = (f"    {line}" for line in (*axis, *section.body))
-        loop = [f"for start in range(0, {frame.length}, RBLOCK):", *inside]
+        inside = [f"    {line}" for line in (*axis, *section.body)]
+        steps = "tl.static_range" if _is_written_out(tiling, len(inside)) else "range"
+        loop = [f"for start in {steps}(0, {frame.length}, RBLOCK):", *inside]
     return SectionSlot(lines(before), lines(loop), lines(section.body), lines(section.after))
+
+
+def _is_written_out(tiling: Tiling, lines: int) -> bool:
+    """Whether the compiler writes the steps one after the other: of few short steps the loads need not wait for each other, and
+    a point's loop variables are numbers."""
+    length = ix.product(v.extent for v in tiling.kernel.inner).as_int() or 0
+    return tiling.blocks.r == 1 and length > 0 and length * lines <= MOST_LINES
 
 
 def _slots(kind: str, head: FunctionHead, frame: _Frame, emitted: _Emitted, sections: tuple[SectionSlot, ...]) -> TritonPoints:

@@ -6,6 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from kgen.templates.triton.codegen.table import division_by_power, literal
 from tests.matmuls import compiled
 from tests.scheduler.selection.test_safe_choices import planned
 
@@ -44,3 +45,17 @@ def test_it_rounds_as_a_division_does() -> None:
 def test_rows_are_one_kernel() -> None:
     [kernel] = planned(divided, torch.empty(64, 300), torch.empty(64, 300)).kernels
     assert kernel.inner
+
+
+@pytest.mark.interpret
+def test_powers_of_two_of_float64() -> None:
+    x = torch.cat([torch.tensor(SPECIAL), torch.randn(500)]).double()
+    for number in (2.0**24, -0.5, 2.0**-60, 3.0):
+        got = compiled(lambda x, number=number: x / number, x)
+        assert torch.equal(got.nan_to_num(nan=7.0), (x / number).nan_to_num(nan=7.0))
+
+
+def test_which_divisions_are_multiplications() -> None:
+    assert division_by_power("t0", 2.0**24) == f"t0 * {literal(2.0**-24, torch.float64)}"
+    assert division_by_power("t0", -0.5) == f"t0 * {literal(-2.0, torch.float64)}"
+    assert [division_by_power("t0", n) for n in (3.0, 0.0, float("inf"), float("nan"), 2.0**120)] == [None] * 5
