@@ -93,8 +93,8 @@ def operand_bytes(problem: Problem, config: Config, stages: int) -> tuple[int, i
 
 @dataclass(frozen=True, slots=True)
 class OperandTile:
-    """What decides how much shared memory an operand's tile needs: the knobs that are its sides, the bytes of an element and of what
-    is read for `packed` of them, whether it is computed, and whether it is multiplied as it is read."""
+    """What decides how much shared memory an operand's tile needs: the knobs that are its sides, the bytes of an element, and
+    those that are read for `packed` of them, whether it is computed, and whether it is multiplied as it is read."""
 
     blocks: tuple[str, ...]
     itemsize: int
