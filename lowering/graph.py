@@ -362,9 +362,10 @@ class _Lowering:
 
     def _saves_traffic(self, node: Node, tensor: Tensor, full: Sequence[Any]) -> bool:
         """Whether each reader moves fewer bytes where it computes the value again, on a device whose arithmetic waits for
-        memory. A contraction would compute it for each tile."""
+        memory. A contraction would compute it for each tile. Codes with one 1 are made of rows alone, and have 8 bytes."""
         narrow = all(dtype.itemsize <= tensor.dtype.itemsize for _, _, dtype in full)
-        return self._is_large_on_gpu(tensor) and len(full) == 1 and narrow and not self._is_multiplied(node)
+        few = len(full) == 1 or (not full and not tensor.dtype.is_floating_point)
+        return self._is_large_on_gpu(tensor) and few and narrow and not self._is_multiplied(node)
 
     def _is_multiplied(self, node: Node) -> bool:
         """Of a foreach operator, each of hundreds of results asks."""

@@ -126,8 +126,8 @@ class Item:
 
 
 def by_need(items: list[Item]) -> list[Item]:
-    """Independent items in program order, but what no other one reads stands behind the last one that it reads. Parts of a stack
-    would keep all that they are made of until the end of a recurrence."""
+    """Independent items in program order, but what no other one reads stands behind the last one that it reads. Parts of a
+    stack would keep all that they are made of until the end of a recurrence."""
     maker = {out: k for k, item in enumerate(items) for out in item.outs}
     read = {access.buffer for item in items for access in item.reads}
 

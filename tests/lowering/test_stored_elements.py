@@ -26,6 +26,12 @@ def spread(x: Tensor, d: Tensor) -> tuple[Tensor, Tensor]:
     return w.sum(1), (w[..., None] * 2 * d).sum(1)
 
 
+def coded(place: Tensor, gate: Tensor) -> tuple[Tensor, Tensor]:
+    """Whole numbers that are made of rows alone, for masks of two types."""
+    code = (place < 9000)[:, None] * torch.nn.functional.one_hot(place.clamp(max=LENGTH - 1), LENGTH) * 3
+    return (code.to(torch.bfloat16) * 2).sum(0), (code * gate[:, None]).sum(1)
+
+
 def stored(fn: Callable[..., object], *args: Tensor) -> int:
     """The tensors of as many elements that are written."""
     plan = planned(fn, *args)
@@ -40,8 +46,9 @@ def stored(fn: Callable[..., object], *args: Tensor) -> int:
     [
         (drawn, lambda: (torch.empty(ROWS, LENGTH), torch.zeros(ROWS, 5, dtype=torch.long)), 0),
         (spread, lambda: (torch.empty(ROWS, LENGTH), torch.empty(ROWS, LENGTH, 3)), 1),
+        (coded, lambda: (torch.zeros(ROWS, dtype=torch.long), torch.empty(ROWS)), 0),
     ],
-    ids=["read again", "read several times"],
+    ids=["read again", "read several times", "made of rows"],
 )
 def test_what_is_stored(fn: Callable[..., object], args: Callable[[], tuple[Tensor, ...]], number: int) -> None:
     assert stored(fn, *args()) == number
