@@ -90,7 +90,7 @@ def test_a_computed_operand_that_is_saved_too_is_stored_in_the_order_of_eager() 
 
     graph = check(f, [torch.randn(10, 3, 4), torch.randn(1, 10, 6)], externs=frozenset({"aten.bmm.default"}))
     for name in copies(graph):
-        assert [size.as_int() for size in graph.buffers[name].sizes if size.as_int() != 1][0] == 10
+        assert next(size for size in graph.buffers[name].sizes if size.as_int() != 1).as_int() == 10
 
 
 def test_what_eager_has_made_contiguous_is_stored_so() -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+
 import pytest
 import torch
 from torch import Tensor
@@ -63,11 +65,11 @@ def test_parts_of_a_stack_stand_where_their_step_is() -> None:
     order = [s.outs[0] for s in kernel.statements if any(s.stored)]
     steps = [k for k, s in enumerate(kernel.statements) if any(s.stored)]
     assert order == sorted(order, key=lambda name: (len(name), name))
-    assert max(b - a for a, b in zip(steps, steps[1:], strict=False)) < 16
+    assert max(b - a for a, b in itertools.pairwise(steps)) < 16
 
 
 @pytest.mark.interpret
-def test_loads_are_issued_ahead(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_loads_are_prefetched(monkeypatch: pytest.MonkeyPatch) -> None:
     """No load passes a store: without that each step would wait for its own."""
     texts: list[str] = []
     monkeypatch.setattr(loops, "canonical_text", lambda text, names: texts.append(text) or canonical_text(text, names))
