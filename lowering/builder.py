@@ -58,6 +58,7 @@ class Builder:
         self.stored: dict[str, Value] = {}  # buffer -> the element that it was made of, over its axes
         self.placed: dict[tuple[Tensor, Sizes], Tensor] = {}  # operands stored with strides of their own
         self.copies: dict[Tensor, str] = {}  # of operands that are no views of buffers, without dimensions of length 1
+        self.orders: dict[Tensor, tuple[int, ...]] = {}  # of dimensions, in which eager has operands
         self.placed_copies: dict[Tensor, list[Tensor]] = {}  # of operands whose strides a call demands, without such dimensions
         self.copied_sizes: set[tuple[torch.dtype, frozenset[tuple[Expr, int]]]] = set()
         self.gathered: dict[Tensor, Tensor] = {}  # what is read at computed positions, as it was stored
@@ -299,7 +300,7 @@ class Builder:
         all orders of its dimensions: two gradients of a linear layer read the same matrix, one of them transposed."""
         view = self.as_view(tensor)
         if view is None:
-            view = self.as_view(self.copied(tensor, range(tensor.rank)))
+            view = self.as_view(self.copied(tensor, self.orders.get(tensor, range(tensor.rank))))
         assert view is not None
         return view
 

@@ -374,7 +374,7 @@ class _Lowering:
 
     def _saves_traffic(self, node: Node, tensor: Tensor, full: Sequence[Any], reads: Collection[Any]) -> bool:
         """Whether each reader moves fewer bytes where it computes the value again, on a device whose arithmetic waits for
-        memory. A contraction would compute it for each tile."""
+        memory. A contraction would compute it for each tile. Codes with one 1 are made of rows alone, and have 8 bytes."""
         if not self._is_large_on_gpu(tensor) or self._is_multiplied(node):
             return False
         narrow = all(dtype.itemsize <= tensor.dtype.itemsize for _, _, dtype in full)

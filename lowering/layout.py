@@ -91,9 +91,13 @@ def _in_order(b: Builder, source: Any, given: Any) -> Any:
     value = source.meta.get("val") if isinstance(source, Node) else None
     if not isinstance(given, Tensor) or given.weak or not isinstance(value, torch.Tensor) or b.as_view(given) is not None:
         return given
-    if b.symbols.sizes(value.shape) != given.sizes or _is_read_elsewhere(source):
+    if b.symbols.sizes(value.shape) != given.sizes:
         return given
-    return b.copied(given, stride_order(b.symbols.sizes(value.stride()), given.sizes))
+    order = stride_order(b.symbols.sizes(value.stride()), given.sizes)
+    if _is_read_elsewhere(source):
+        b.orders[given] = order
+        return given
+    return b.copied(given, order)
 
 
 def _is_read_elsewhere(node: Node) -> bool:

@@ -78,7 +78,7 @@ def _prepared(given: ir.Graph, options: Options, transforms: tuple[Transform, ..
     if not isinstance(graph, ir.Graph):
         graph = ir.own_copy(given)
         if len(graph.nodes) > 1:  # else nobody reads what is made here
-            choose_orders(graph)
+            choose_orders(graph, lambda buffer: options.target(str(buffer.device)) == "triton")
         freeze_layouts(graph)
         for one in transforms:
             one.prepare(graph, options)

@@ -82,7 +82,21 @@ def _unknown_window(problem: Problem, known: Callable[[Input], bool]) -> str | N
         for name, one in member.items():
             if problem.reads_window(one) and not (len(problem.members) == 1 and known(one)):
                 return f"operand {name} is no matrix in memory: its elements are gathered within bounds, tile by tile"
+            if one.load is None and _is_of_entries(problem, one):
+                return f"operand {name} is made of entries of a table, chosen by data for each few of its elements"
     return None
+
+
+def _is_of_entries(problem: Problem, one: Input) -> bool:
+    """Whether data that vary along both axes say which runs of a table the elements are, as of a codebook."""
+    loops = [frozenset(one.loops[axis]) for axis in one.axes if problem.template.block(axis)]
+    for load in vs.loads([one.value]):
+        index = load.attr[1][0]
+        chosen = [ix.free_atoms(e) for atom in ix.indirects(index) for v in vs.loads([atom.value]) for e in vs.index_exprs(v)]
+        direct = any(not own.isdisjoint(ix.free_atoms(index)) for own in loops)
+        if direct and any(all(own & found for own in loops) for found in chosen):
+            return True
+    return False
 
 
 def _has_gaps(problem: Problem, one: Input) -> bool:

@@ -656,9 +656,12 @@ def _summed(program: Program, step: Contract | Elementwise) -> str | None:
 
 
 def _jumps(index: Expr, loops: tuple[Var, ...]) -> bool:
-    """Whether loops of an index do not walk through memory as one. Indices from data are gathers, and no windows."""
-    known = not any(isinstance(a, ix.Indirect) for a in ix.free_atoms(index))
-    return known and len(loops) > 1 and not _as_one(index, loops)
+    """Whether loops of an index do not walk through memory as one. Indices from data are gathers, and no windows. Nor are
+    elements of which the last loops make several neighbours each, as of a byte that holds two numbers, or a group's scale."""
+    atoms = ix.free_atoms(index)
+    known = not any(isinstance(a, ix.Indirect) for a in atoms)
+    moving = loops[: max((k + 1 for k, v in enumerate(loops) if v in atoms), default=0)]
+    return known and len(moving) > 1 and not _as_one(index, moving)
 
 
 def _as_one(expr: Expr, loops: tuple[Var, ...]) -> bool:

@@ -129,6 +129,13 @@ class _Ranges:
         highs = [high for low, high in self._arguments(value, facts) if low >= 0]
         return (0, min(highs)) if highs else UNKNOWN
 
+    def _shr(self, value: Value, facts: Facts) -> Range:
+        """Of what is not below zero, by a constant."""
+        (low, high), number = self.of(value.args[0], facts), value.args[1]
+        if low < 0 or high == math.inf or number.op != "const" or number.attr < 0:
+            return UNKNOWN
+        return int(low) >> int(number.attr), int(high) >> int(number.attr)
+
     def _conditions(self, condition: Value) -> Iterator[tuple[Value, Range]]:
         """Ranges of what is compared with numbers where a condition holds."""
         self.left -= 1

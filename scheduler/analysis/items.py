@@ -13,6 +13,8 @@ from kgen.ir.values import Index, Value
 from kgen.scheduler.analysis.dependencies import reads_of
 
 Mapping = dict[Atom, Expr]
+# Items of a kernel from which on it matters how many of their values are needed at the same time.
+MANY = 64
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,6 +123,19 @@ class Item:
             self.made,
             self.second,
         )
+
+
+def by_need(items: list[Item]) -> list[Item]:
+    """Independent items in program order, but what no other one reads stands behind the last one that it reads. Parts of a
+    stack would keep all that they are made of until the end of a recurrence."""
+    maker = {out: k for k, item in enumerate(items) for out in item.outs}
+    read = {access.buffer for item in items for access in item.reads}
+
+    def place(k: int) -> int:
+        makers = [maker[access.buffer] for access in items[k].reads if access.buffer in maker]
+        return max(makers, default=k) if read.isdisjoint(items[k].outs) else k
+
+    return [items[k] for _, k in sorted((place(k), k) for k in range(len(items)))]
 
 
 def accumulators(graph: ir.Graph, node: ir.TemplateNode) -> tuple[str, ...]:
@@ -293,6 +308,7 @@ class Members:
     def joined(self, other: Members) -> Members:
         """The union, in program order."""
         items = sorted(self.items + other.items, key=lambda i: i.position)
+        items = items if len(items) <= MANY or any(i.reduces or i.in_order for i in items) else by_need(items)
         both = Members(items, dict(self.reads), cost=self.cost + other.cost)
         for name, entries in other.reads.items():
             both.reads[name] = both.reads.get(name, []) + entries

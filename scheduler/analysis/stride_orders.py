@@ -11,8 +11,10 @@ tensor of four dimensions with the second one innermost is no image. Such is a b
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
+
+import torch
 
 from kgen.ir import index as ix
 from kgen.ir import nodes as ir
@@ -24,8 +26,10 @@ from kgen.scheduler.analysis.items import Access
 ROUNDS = 8
 
 
-def choose_orders(graph: ir.Graph) -> None:
-    """Gives buffers with flexible layouts the order of strides that suits their neighbours; hints are all that changes."""
+def choose_orders(graph: ir.Graph, on_gpu: Callable[[ir.Buffer], bool]) -> None:
+    """Gives buffers with flexible layouts the order of strides that suits their neighbours; hints are all that changes, and
+    strides of results of matmuls `on_gpu`."""
+    _turn_results(graph, on_gpu)
     images = any(ir.is_contraction(node) and node.windowed for node in graph.nodes)
     flexible = {name for name, buffer in graph.buffers.items() if buffer.strides is None and _is_permuted(buffer, images)}
     if not flexible:
@@ -36,6 +40,55 @@ def choose_orders(graph: ir.Graph) -> None:
     for _ in range(ROUNDS):
         if not [name for name in names if _reordered(graph, name, touching[name])]:
             return
+
+
+def _turn_results(graph: ir.Graph, on_gpu: Callable[[ir.Buffer], bool]) -> None:
+    """Turns the result of a matmul whose readers go along its rows, as the gradient of `k.transpose(-1, -2)`: it writes columns
+    as fast, where a kernel that reads them may not. What a library call or a template reads stays as it is."""
+    made = {node.out for node in graph.nodes if ir.is_contraction(node) and _is_turned_for_free(node)}
+    names = {name for name in made if _is_turnable(graph.buffers[name]) and on_gpu(graph.buffers[name])}
+    names -= {name for node in graph.nodes for name in _whole(node)} if names else names
+    names -= ir.visible(graph) if names else names
+    nodes = [one for one in map(_Node, graph.nodes) if not names.isdisjoint(one.reads)] if names else []
+    for name in sorted(names):
+        buffer = graph.buffers[name]
+        found = [_bytes_in_step(graph, name, nodes, one) for one in (buffer, _turned(buffer))]
+        graph.buffers[name] = buffer if found[0] >= found[1] else _turned(buffer)
+
+
+def _bytes_in_step(graph: ir.Graph, name: str, nodes: Sequence[_Node], buffer: ir.Buffer) -> int:
+    """Of the nodes that read `name`, if it is that buffer."""
+    graph.buffers[name] = buffer
+    sizes = Sizes(graph.size_hints)
+    return sum(one.bytes_in_step(graph, name, sizes) for one in nodes if name in one.reads)
+
+
+def _turned(buffer: ir.Buffer) -> ir.Buffer:
+    *batch, rows, columns = range(len(buffer.sizes))
+    turned = replace(buffer, strides=None, hint=(*batch, columns, rows))
+    return replace(turned, strides=ir.dense_strides(turned))
+
+
+def _is_turned_for_free(node: ir.Contraction) -> bool:
+    """Whether the library's call writes its result in either order without a copy."""
+    call = None if node.windowed else node.vendor
+    return call is not None and getattr(call.target, "overloadpacket", None) in (torch.ops.aten.mm, torch.ops.aten.bmm)
+
+
+def _is_turnable(buffer: ir.Buffer) -> bool:
+    """Whether a buffer is rows, one after the other, of some length and number."""
+    free = buffer.hint is None and buffer.alias_of is None and buffer.kind == "intermediate" and not buffer.offset
+    dense = buffer.strides is None or buffer.strides == ix.contiguous_strides(buffer.sizes)
+    return free and dense and all(size != 1 for size in buffer.sizes[-2:])
+
+
+def _whole(node: ir.Node) -> Iterator[str]:
+    """The buffers that a library call or a template reads as they are."""
+    if ir.is_template_node(node):
+        yield from (load.attr[0] for load in vs.loads(ir.roots(node)))
+    call = node if isinstance(node, ir.Extern) else getattr(node, "vendor", None)
+    if call is not None:
+        yield from (arg.buffer for arg in ir.tensor_args((call.args, call.kwargs)))
 
 
 def _is_permuted(buffer: ir.Buffer, images: bool) -> bool:
@@ -50,6 +103,7 @@ class _Node:
 
     def __init__(self, node: ir.Node) -> None:
         self.accesses = list(_accesses(node))
+        self.reads = {load.attr[0] for load in vs.loads(ir.roots(node))}
         rows = node.rvars if isinstance(node, ir.Reduction) else ()
         self.row: Var | None = rows[0] if len(rows) == 1 else None  # a reduction of rows wants their elements side by side
 

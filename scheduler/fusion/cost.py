@@ -10,7 +10,7 @@ from kgen.ir import index as ix
 from kgen.ir import nodes as ir
 from kgen.ir.index import Expr, Sizes, Var
 from kgen.ir.plan import MAX_PERSISTENT
-from kgen.scheduler.analysis.items import Access, Item, Members
+from kgen.scheduler.analysis.items import Access, Item, Members, by_need
 from kgen.scheduler.analysis.loop_alignment import Space
 from kgen.scheduler.tiling.loops import GROUPS, unflattened_loops
 from kgen.scheduler.tiling.tiles import REGISTER_COLUMN, REGISTER_POINTS
@@ -120,6 +120,7 @@ def _is_chain(a: Members, b: Members, longest: int) -> bool:
     items = sorted(a.items + b.items, key=lambda i: i.position)
     if any(item.reduces or item.in_order for item in items):
         return False
+    items = by_need(items)
     made, read = {out for item in items for out in item.outs}, a.reads.keys() | b.reads.keys()
     return len(made ^ read) <= 2 * MAX_BUFFERS and _live(items) <= MAX_LIVE
 

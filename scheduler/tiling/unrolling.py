@@ -108,7 +108,8 @@ def _leaves_enough(loops: tuple[Var, ...], sizes: Sizes, gpu: Gpu) -> bool:
 
 
 def _moves_sectors(old: Kernel, new: Kernel, loop: _Loop, graph: ir.Graph, sizes: Sizes) -> bool:
-    """Whether neighbouring threads still store into the same sectors, and what a part of a loop reads is still a run."""
+    """Whether neighbouring threads still store into the same sectors, and what a part of a loop reads is still a run.
+    Where data say what is read, there was none before."""
     if loop.v is not old.outer[-1]:
         return True
     fast = new.outer[-1]
@@ -118,7 +119,7 @@ def _moves_sectors(old: Kernel, new: Kernel, loop: _Loop, graph: ir.Graph, sizes
     if not all(_is_near(offset, fast, SECTOR // dtype.itemsize, sizes) for offset, dtype in stores):
         return False
     read = (load.attr[1][0] for s in new.statements for load in vs.loads(s.roots))
-    return loop.left is None or all(_is_near(offset, fast, 1, sizes) for offset in read)
+    return loop.left is None or all(ix.indirects(offset) or _is_near(offset, fast, 1, sizes) for offset in read)
 
 
 def _is_near(offset: Expr, fast: Var, most: int, sizes: Sizes) -> bool:

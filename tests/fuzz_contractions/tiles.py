@@ -163,7 +163,9 @@ TL = SimpleNamespace(
 LIB = SimpleNamespace(
     maximum=lambda a, b: tile(np.maximum(a, b)), minimum=lambda a, b: tile(np.minimum(a, b)),
     narrow=lambda value, kind: tile(value), cast=TL.cast, rounded_to_bfloat16=tile, round_to=TL.cast, trap_unless=_trap_unless,
-    multiply_halves=lambda a, b: tile(a * b),
+    multiply_halves=lambda a, b: tile(a * b), to_halves=lambda value, kind: tile(value),
+    bits_of_bytes=lambda value, shift, mask: tile((value >> shift) & mask),
+    small_number=lambda value, kind, less: tile(np.asarray(value).astype(np.float64) - less),
 )  # fmt: skip
 
 

@@ -81,6 +81,18 @@ def test_a_computed_weight_is_stored_in_the_order_of_eager(name: str) -> None:
     assert [size.as_int() for size in graph.buffers[copy].sizes][-2:] == [10, 12]
 
 
+def test_a_computed_operand_that_is_saved_too_is_stored_in_the_order_of_eager() -> None:
+    """As the mask that sends tokens to experts, of which the gradient has need."""
+
+    def f(p: Tensor, x: Tensor) -> tuple[Tensor, Tensor]:
+        mask = (p > 0).float().permute(1, 2, 0)
+        return mask.reshape(1, 12, 10) @ x, mask
+
+    graph = check(f, [torch.randn(10, 3, 4), torch.randn(1, 10, 6)], externs=frozenset({"aten.bmm.default"}))
+    for name in copies(graph):
+        assert next(size for size in graph.buffers[name].sizes if size.as_int() != 1).as_int() == 10
+
+
 def test_what_eager_has_made_contiguous_is_stored_so() -> None:
     graph = check(lambda x, w: x @ (w * 2).t().contiguous(), [torch.randn(7, 12), torch.randn(10, 12)], externs=CALLS)
     [copy] = copies(graph)

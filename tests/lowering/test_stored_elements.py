@@ -56,6 +56,12 @@ def capped(x: Tensor, at: Tensor) -> Tensor:
     return (y.logsumexp(1) - y.gather(1, at).squeeze(1)).sum()
 
 
+def coded(place: Tensor, gate: Tensor) -> tuple[Tensor, Tensor]:
+    """Whole numbers that are made of rows alone, for masks of two types."""
+    code = (place < 9000)[:, None] * torch.nn.functional.one_hot(place.clamp(max=LENGTH - 1), LENGTH) * 3
+    return (code.to(torch.bfloat16) * 2).sum(0), (code * gate[:, None]).sum(1)
+
+
 def stored(fn: Callable[..., object], *args: Tensor) -> int:
     """The tensors of as many elements that are written."""
     plan = planned(fn, *args)
@@ -75,8 +81,18 @@ def stored(fn: Callable[..., object], *args: Tensor) -> int:
         (spread, lambda: (torch.empty(ROWS, LENGTH), torch.empty(ROWS, LENGTH, 3)), 1),
         (hot, lambda: (torch.empty(ROWS), torch.zeros(ROWS, 1, dtype=torch.long), torch.empty(ROWS, LENGTH)), 0),
         (capped, lambda: (torch.empty(ROWS, LENGTH).bfloat16(), torch.zeros(ROWS, 1, dtype=torch.long)), 0),
+        (coded, lambda: (torch.zeros(ROWS, dtype=torch.long), torch.empty(ROWS)), 0),
     ],
-    ids=["read again", "a table", "a running sum", "a search", "read several times", "made of rows", "few are gathered"],
+    ids=[
+        "read again",
+        "a table",
+        "a running sum",
+        "a search",
+        "read several times",
+        "made of rows",
+        "few are gathered",
+        "codes",
+    ],
 )
 def test_what_is_stored(fn: Callable[..., object], args: Callable[[], tuple[Tensor, ...]], number: int) -> None:
     assert stored(fn, *args()) == number

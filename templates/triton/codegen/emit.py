@@ -26,6 +26,8 @@ from kgen.templates.triton.codegen.table import NO_INDEX, REDUCE, SCAN, TRITON_T
 PAIRS = ("argmax", "argmin")
 # Columns that share a running maximum, or a number that they all load: as many as a thread loads of 16-bit numbers at once.
 RUN = 8
+# Statements of a recurrence that is written out, from which on loads are prefetched, and how many of them.
+LONG_CHAIN, PREFETCHED = 64, 32
 
 
 @dataclass(slots=True)
@@ -85,8 +87,26 @@ class Emitter(PointEmitter):
         return head, made
 
     def _before_sections(self, statements: list[Statement]) -> None:
+        coming = self._prefetchable(statements) if self.rank == 1 and len(statements) > LONG_CHAIN else None
         for run in runs_of_stores(statements, self.graph) if self.rank == 1 else ([s] for s in statements):
+            if coming is not None:
+                self._prefetch(coming, run)
             self._outer_statement(run[0]) if len(run) == 1 else self._store_side_by_side(run)
+
+    def _prefetchable(self, statements: list[Statement]) -> list[Value]:
+        """Loads that may be issued before the results of the statements in front of them are stored, in order."""
+        written = {name for s in statements for name in (*s.outs, s.target)}
+        loads = dict.fromkeys(load for s in statements for load in vs.loads(s.roots))
+        return [load for load in loads if not load.args and load.attr[0] not in written and not ix.indirects(load.attr[1][0])]
+
+    def _prefetch(self, coming: list[Value], run: Sequence[Statement]) -> None:
+        """Issues the loads of the next steps: no load passes a store, so that each step would wait for memory."""
+        own = {load for s in run for load in vs.loads(s.roots)}
+        last = max((k for k, load in enumerate(coming) if load in own), default=-1)
+        self.scope, self.level = self.outer, frozenset("x")
+        for load in coming[: last + 1 + PREFETCHED]:
+            self.emit(load)
+        del coming[: last + 1]
 
     def _store_side_by_side(self, run: Sequence[Statement]) -> None:
         """One store of what follows each other in memory; of no loop over an inner space, and no second axis."""

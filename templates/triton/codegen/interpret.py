@@ -102,6 +102,9 @@ def _plain_library() -> ModuleType:
         trap_unless=_trap_unless,
         float_of_byte=lambda x, to: x.to(tl.float32).to(to),
         multiply_halves=lambda a, b: (a.to(tl.float32) * b.to(tl.float32)).to(a.dtype),
+        to_halves=lambda x, to: x.to(to),
+        bits_of_bytes=lambda x, shift, mask: ((x >> shift) & mask).to(tl.uint8),
+        small_number=lambda x, to, less: (x.to(tl.float32) - less).to(to),
         rounded_to_bfloat16=lambda x: x.to(tl.bfloat16).to(tl.float32),
         rounded_to_tf32=lambda x: x,  # its matmuls are exact
     )

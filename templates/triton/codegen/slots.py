@@ -20,6 +20,8 @@ from kgen.templates.middle import Middle
 from kgen.templates.problem import Input, Problem
 from kgen.templates.render import clean
 from kgen.templates.slots import Index, Lazy, OperandSlot, Pair, ResultSlot, RunsOf, Segment, StepSlot
+from kgen.templates.triton.codegen.halves import HALVES, of_halves
+from kgen.templates.triton.codegen.packed import adjacent_count
 from kgen.templates.triton.codegen.powers import in_powers_of_two
 from kgen.templates.triton.codegen.runs import Run, Runs, runs_of
 from kgen.templates.triton.codegen.table import TRITON_TYPES, literal
@@ -515,20 +517,6 @@ def _counted(_axis: str, length: str) -> str:
     return f"tl.arange(0, {length})"
 
 
-def adjacent_count(value: Value, loops: Sequence[Var]) -> int:
-    """How many neighbours along an axis are made of the same elements, as the two halves of a byte are: the extent of its last
-    loop, if that is 2, 4 or 8 and no load moves with it and with another loop of the axis; 0 if there is no such loop."""
-    if len(loops) < 2 or (count := loops[-1].extent.as_int()) not in (2, 4, 8):
-        return 0
-    *others, last = loops
-    moving = [load for load in vs.loads([value]) if _moves(load, others)]
-    return count if moving and not any(_moves(load, [last]) for load in moving) else 0
-
-
-def _moves(load: Value, loops: Sequence[Var]) -> bool:
-    return any(v in ix.free_atoms(e) for e in vs.index_exprs(load) for v in loops)
-
-
 def _side_by_side(names: Sequence[str]) -> str:
     """Tiles side by side along new last axes of length 2, the first name where all of these are 0."""
     if len(names) == 1:
@@ -538,32 +526,16 @@ def _side_by_side(names: Sequence[str]) -> str:
 
 def _computed(emitter: TileEmitter, value: Value, dtype: torch.dtype) -> str:
     """A tile with a prologue, zero beyond the ends of its axes."""
-    text = _of_halves(emitter, value, dtype) or emitter.emit(value)
+    halves = of_halves(emitter, value, dtype)
+    text = halves or emitter.emit(value)
     if emitter.axes(value) != emitter.level:
         text = f"tl.broadcast_to({text}, {emitter._shape(emitter.level)})"
     masks = [emitter.inside(d.axis) for d in emitter.dimensions if d.ragged]
     if masks:
         text = f"tl.where({' & '.join(masks)}, {text}, {literal(_zero(value.dtype), value.dtype)})"
-    return f"({text}).to({TRITON_TYPES[dtype].storage})"
-
-
-def _of_halves(emitter: TileEmitter, value: Value, dtype: torch.dtype) -> str | None:
-    """A tile of 16-bit floats that needs no wider ones on the way: numbers that have few enough digits as they are, and
-    multiplications of two of them, which are rounded once there as here."""
-    if TRITON_TYPES[dtype].storage not in ("tl.bfloat16", "tl.float16"):
-        return None
-    if value.op != "mul":
-        return _in_few_digits(emitter, value, dtype)
-    factors = [_in_few_digits(emitter, one, dtype) for one in value.args]
-    return None if None in factors else f"lib.multiply_halves({', '.join(map(str, factors))})"
-
-
-def _in_few_digits(emitter: TileEmitter, value: Value, dtype: torch.dtype) -> str | None:
-    if value.op == "cast" and value.args[0].dtype in (torch.int8, torch.uint8):
-        return f"lib.cast({emitter.emit(value.args[0])}, {TRITON_TYPES[dtype].storage})"
-    if value.op == "load" and value.attr[2] == dtype:
-        return f"({emitter.emit(value)}).to({TRITON_TYPES[dtype].storage})"
-    return None
+    kind = TRITON_TYPES[dtype].storage
+    wide = halves is None and value.dtype is torch.float32 and dtype in HALVES
+    return f"lib.to_halves({text}, {kind})" if wide else f"({text}).to({kind})"
 
 
 def raw_load(emitter: TileEmitter, load: Value, dtype: torch.dtype) -> str:

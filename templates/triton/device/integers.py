@@ -7,6 +7,7 @@ again. All of it is exact.
 
 from __future__ import annotations
 
+import struct
 from typing import Any
 
 import triton.language as tl
@@ -14,6 +15,7 @@ from triton.language import core
 
 # Of 2^23 in float32, of 2^10 in two float16, of 2^7 in two bfloat16: the bits.
 TWO_23, TWO_10, TWO_7 = 0x4B000000, 0x64646464, 0x43004300
+TWO_7_BYTES = 0x43434343
 # Signed bytes with their sign turned are larger by 128, and none is below zero.
 TURNED = "xor.b32 x, {x}, 0x80808080; "
 
@@ -51,6 +53,21 @@ def _bfloat16(signed: bool) -> str:
 # Elements at a time. Triton takes no tile of fewer, such as a row's only column.
 BYTES, HALVES = 4, 2
 MAKES = {tl.float32: (_float32, "=f,=f,=f,=f,r"), tl.float16: (_float16, "=r,=r,r"), tl.bfloat16: (_bfloat16, "=r,=r,r")}
+SHORT = {tl.float16: "f16", tl.bfloat16: "bf16"}
+
+
+def _bits_of_bfloat16(more: int) -> int:
+    """Of more - 2^7."""
+    return struct.unpack("<I", struct.pack("<f", more - 2.0**7))[0] >> 16
+
+
+def _bits_of_float16(more: int) -> int:
+    """Of more - 2^10."""
+    return struct.unpack("<H", struct.pack("<e", more - 2.0**10))[0]
+
+
+# The digits of a power of two, and the bits of 1 and of a number less that power.
+SMALL = {tl.float16: (TWO_10, 0x3C00, _bits_of_float16), tl.bfloat16: (TWO_7_BYTES, 0x3F80, _bits_of_bfloat16)}
 INSTRUCTION = {tl.float16: "fma.rn.f16x2", tl.bfloat16: "fma.rn.bf16x2"}
 
 
@@ -73,3 +90,37 @@ def multiply_halves(a: Any, b: Any, _semantic: Any = None) -> Any:
         return a.to(tl.float32, _semantic=_semantic).__mul__(b, _semantic=_semantic).to(a.dtype, _semantic=_semantic)
     text = f"{{ .reg .b32 zero; mov.b32 zero, 0x80008000; {INSTRUCTION[a.dtype]} $0, $1, $2, zero; }}"
     return core.inline_asm_elementwise(text, "=r,r,r", [a, b], a.dtype, is_pure=True, pack=HALVES, _semantic=_semantic)
+
+
+@core.extern
+def to_halves(x: Any, to: Any, _semantic: Any = None) -> Any:
+    """float32 to 16-bit floats. One by one the conversion is as slow as a special function."""
+    to = core._unwrap_if_constexpr(to)
+    if x.numel.value < HALVES:
+        return x.to(to, _semantic=_semantic)
+    text = f"cvt.rn.{SHORT[to]}x2.f32 $0, $2, $1;"
+    return core.inline_asm_elementwise(text, "=r,f,f", [x], to, is_pure=True, pack=HALVES, _semantic=_semantic)
+
+
+@core.extern
+def bits_of_bytes(x: Any, shift: Any, mask: Any, _semantic: Any = None) -> Any:
+    """(x >> shift) & mask of int8 or uint8, where the mask leaves none of the bits that a shift brings in."""
+    shift, mask = core._unwrap_if_constexpr(shift), core._unwrap_if_constexpr(mask)
+    if x.numel.value < BYTES:
+        return x.__rshift__(shift, _semantic=_semantic).__and__(mask, _semantic=_semantic).to(core.uint8, _semantic=_semantic)
+    text = f"{{ .reg .b32 x; shr.b32 x, $1, {shift}; and.b32 $0, x, {mask * 0x01010101}; }}"
+    return core.inline_asm_elementwise(text, "=r,r", [x], core.uint8, is_pure=True, pack=BYTES, _semantic=_semantic)
+
+
+@core.extern
+def small_number(x: Any, to: Any, less: Any, _semantic: Any = None) -> Any:
+    """x - less for bytes below 128, as 16-bit floats: x beside the digits of 2^7 or 2^10, from which both numbers are taken."""
+    to, less = core._unwrap_if_constexpr(to), core._unwrap_if_constexpr(less)
+    if x.numel.value < BYTES:
+        return x.to(tl.float32, _semantic=_semantic).__sub__(less, _semantic=_semantic).to(to, _semantic=_semantic)
+    digits, one, bits = SMALL[to]
+    lines = (f"prmt.b32 p{k}, $2, {digits}, {selected}; " for k, selected in enumerate((0x4140, 0x4342)))
+    both = (f"fma.rn.{SHORT[to]}x2 ${k}, p{k}, one, less; " for k in range(2))
+    constants = f"mov.b32 one, {one * 0x10001}; mov.b32 less, {bits(-less) * 0x10001}; "
+    text = f"{{ .reg .b32 p0, p1, one, less; {''.join(lines)}{constants}{''.join(both)}}}"
+    return core.inline_asm_elementwise(text, "=r,=r,r", [x], to, is_pure=True, pack=BYTES, _semantic=_semantic)

@@ -129,7 +129,13 @@ from kgen.templates.triton.device.functions import (
     tan,
     tanh,
 )
-from kgen.templates.triton.device.integers import float_of_byte, multiply_halves
+from kgen.templates.triton.device.integers import (
+    bits_of_bytes,
+    float_of_byte,
+    multiply_halves,
+    small_number,
+    to_halves,
+)
 from kgen.templates.triton.device.intrinsics import (
     approximate_exp2,
     approximate_reciprocal,

@@ -247,14 +247,14 @@ def streamed(problem: Problem, config: Config) -> float:
     each = problem.size("b") * _tiles(problem, "n", config.BLOCK_N) / problem.device.compute_units
     several *= _in_runs(problem, config)
     reading = max(_streaming(problem, each, UNEVEN) * wasted * several, steps * READ_STEP)
-    working = each * steps * config.BLOCK_K * config.BLOCK_N * _of_window(problem) / ELEMENT_WARPS
+    working = each * steps * config.BLOCK_K * config.BLOCK_N * _of_computed(problem) / ELEMENT_WARPS
     return LAUNCH + max(reading, working)
 
 
-def _of_window(problem: Problem) -> float:
-    """Seconds of a warp for each element of a window that a program has room for, whether it is one or not."""
-    found = [one for one in _operands(problem) if one.load is None and problem.reads_window(one)]
-    return GATHERED * IN_STEPS * len(found)
+def _of_computed(problem: Problem) -> float:
+    """Seconds of a warp for each element of computed matrices that a program has room for, whether it is one or not."""
+    found = [one for one in _operands(problem) if one.load is None and one.name == "B"]
+    return sum(GATHERED * IN_STEPS if problem.reads_window(one) else _of_element(problem, one) for one in found)
 
 
 def _in_runs(problem: Problem, config: Config) -> float:

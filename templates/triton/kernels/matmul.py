@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Hashable, Iterator
+from collections.abc import Hashable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -15,6 +15,7 @@ from kgen.templates import calibration
 from kgen.templates.base import KernelTemplate, Resources
 from kgen.templates.contract import Config, contraction, knob, operand, result, template
 from kgen.templates.problem import Input, Problem, memoised
+from kgen.templates.triton.codegen.packed import adjacent_count
 from kgen.templates.triton.codegen.tma_layout import by_tma
 from kgen.templates.triton.kernels import estimate
 
@@ -85,19 +86,20 @@ def operand_bytes(problem: Problem, config: Config, stages: int) -> tuple[int, i
             staged += area * one.itemsize * stages
             continue
         waiting = config.STAGES - (one.computed or not config.get("FLATTEN"))
-        staged += area * waiting * one.bytes_read
+        staged += area * waiting * one.bytes_read // one.packed
         copied += area * one.itemsize
     return staged, copied
 
 
 @dataclass(frozen=True, slots=True)
 class OperandTile:
-    """What decides how much shared memory an operand's tile needs: the knobs that are its sides, the bytes of an element and of
-    what is read for one, whether it is computed, and whether it is multiplied as it is read."""
+    """What decides how much shared memory an operand's tile needs: the knobs that are its sides, the bytes of an element, and
+    those that are read for `packed` of them, whether it is computed, and whether it is multiplied as it is read."""
 
     blocks: tuple[str, ...]
     itemsize: int
     bytes_read: int
+    packed: int
     computed: bool
     direct: bool
 
@@ -115,7 +117,8 @@ def operand_tiles(problem: Problem) -> list[OperandTile]:
             rounded = problem.tf32 and by_tma(problem, one)
             fast = one.dtype is not torch.float32 or (rounded and problem.stride(one.name, "k", number) == 1)
             computed, read = one.load is None, sum(load.attr[2].itemsize for load in _tiles(one, axes))
-            found.append(OperandTile(blocks, one.dtype.itemsize, read, computed, fast and not computed))
+            packed = max(adjacent_count(one.value, one.loops[axis]) for axis in axes) if computed else 1
+            found.append(OperandTile(blocks, one.dtype.itemsize, read, max(1, packed), computed, fast and not computed))
     return found
 
 
@@ -230,11 +233,31 @@ def _computes_operands(problem: Problem) -> bool:
     return any(one.load is None for member in problem.members for one in member.values())
 
 
+@memoised
+def _along(problem: Problem) -> str | None:
+    """The axis along which neighbours of B are neighbours in memory, or along which most of what it is made of has them."""
+    one = problem.inputs["B"]
+    if one.load is not None:
+        return problem.contiguous("B")
+    for load in sorted(_tiles(one, ["k", "n"]), key=lambda load: -load.attr[2].itemsize):
+        steps = {axis: _step(load, one.loops[axis]) for axis in ("k", "n")}
+        found = next((axis for axis, step in steps.items() if step == 1), None)
+        if found is not None:
+            return found
+    return None
+
+
+def _step(load: vs.Value, loops: Sequence[ix.Var]) -> ix.Expr | None:
+    """How far apart neighbours along the last loop are in memory that reads several elements."""
+    index = load.attr[1][0]
+    return next((ix.stride_of(index, v) for v in reversed(loops) if v in ix.free_atoms(index)), None)
+
+
 def _few_rows(problem: Problem, wide: int) -> Iterator[dict[str, Any]]:
     """The matrix is read once, and nothing else counts: enough programs, long runs of memory, and many bytes on their way."""
     rows: tuple[tuple[int, ...], ...]
     rows = ((16, 32, 256, 4, 4), (16, 32, 128, 4, 4), (16, 64, 128, 4, 4), (16, 16, 256, 4, 4), (16, 32, 512, 4, 3))
-    if problem.contiguous("B") == "n":
+    if _along(problem) == "n":
         rows = ((16, 64, 128, 4, 5), (16, 128, 64, 4, 5), (16, 64, 64, 4, 6), (16, 32, 128, 4, 4))
     longest = 2 * problem.size("k")
     for m, n, k, warps, stages in rows:
@@ -257,7 +280,7 @@ class Matvec(MatrixTemplate):
 
     def configs(self, problem: Problem) -> Iterator[dict[str, Any]]:
         rows = ((1, 2048, 4), (4, 1024, 4), (8, 256, 4), (1, 512, 4))
-        if problem.contiguous("B") == "n":
+        if _along(problem) == "n":
             rows = ((64, 128, 8), (32, 256, 8), (64, 64, 4), (32, 128, 4))
         for n, k, warps in rows:
             yield {"BLOCK_N": n, "BLOCK_K": k, "WARPS": warps}

@@ -15,6 +15,8 @@ from torch.nn import functional
 from kgen import backend
 from kgen.capture.torch_adapter import GraphInfo
 from kgen.config import Config
+from tests.matmuls import compiled
+from tests.scheduler.selection.test_safe_choices import planned
 
 # The package's attribute of this name is its function.
 SCHEDULE = importlib.import_module("kgen.scheduler.schedule")
@@ -73,8 +75,8 @@ def lowered(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
     found: list[Any] = []
     real = SCHEDULE.choose_orders
 
-    def choose(graph: Any) -> None:
-        real(graph)
+    def choose(graph: Any, on_gpu: Callable[[Any], bool]) -> None:
+        real(graph, on_gpu)
         found.append({name: buffer.hint for name, buffer in graph.buffers.items() if len(buffer.sizes) == 4})
 
     monkeypatch.setattr(SCHEDULE, "choose_orders", choose)
@@ -128,3 +130,54 @@ def test_views_by_strides_are_of_the_memory_that_was_traced(
     assert any(stride[-1] == 1 for stride in saved if sorted(stride)[1] > 1), saved
     for one, other in zip(found, gradients(fn, torch.float64), strict=True):
         torch.testing.assert_close(one, other.float(), rtol=1e-3, atol=1e-3)
+
+
+def turned(a: Tensor, b: Tensor, w: Tensor) -> Tensor:
+    """The gradient of a transposed matrix, read beside tensors that have its rows."""
+    return torch.sigmoid(w) + w * torch.bmm(a.transpose(1, 2), b).transpose(1, 2)
+
+
+def read_by_a_matmul(a: Tensor, b: Tensor, w: Tensor) -> Tensor:
+    """A matmul reads the result, too."""
+    made = torch.bmm(a.transpose(1, 2), b)
+    return (made @ made.transpose(1, 2)).sum() + made.transpose(1, 2) * w
+
+
+ARGUMENTS = ((2, 48, 40), (2, 48, 56), (2, 56, 40))
+
+
+@pytest.mark.parametrize(("fn", "step"), [(turned, (40 * 56, 1, 40)), (read_by_a_matmul, (40 * 56, 56, 1))])
+def test_results_of_matmuls_have_the_order_of_their_readers(fn: Callable[..., Tensor], step: tuple[int, ...]) -> None:
+    plan = planned(fn, *(torch.empty(size, dtype=torch.bfloat16) for size in ARGUMENTS))
+    assert tuple(s.as_int() for s in plan.graph.buffers["bmm"].strides or ()) == step
+
+
+def test_a_result_that_the_user_sees_has_eagers_order() -> None:
+    plan = planned(lambda *args: (turned(*args), torch.bmm(args[0].transpose(1, 2), args[1])), *map(torch.empty, ARGUMENTS))
+    assert [s.as_int() for s in plan.graph.buffers["bmm"].strides or ()] == [40 * 56, 56, 1]
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("batched", [True, False])
+def test_the_library_writes_either_order(dtype: torch.dtype, batched: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    seen: list[Any] = []
+    real = SCHEDULE.choose_orders
+
+    def everywhere(graph: Any, _: Any) -> None:
+        real(graph, lambda _: True)
+        seen.extend(buffer.strides for buffer in graph.buffers.values() if buffer.hint is not None)
+
+    monkeypatch.setattr(SCHEDULE, "choose_orders", everywhere)
+    torch.manual_seed(0)
+    a, b, w = (torch.randn(size).to(dtype) for size in ARGUMENTS)
+    fn = turned if batched else lambda a, b, w: torch.sigmoid(w[0]) + w[0] * (a[0].t() @ b[0]).t()
+    made = torch.compile(fn, backend="kgen", options={"cache": False, "templates": False})(a, b, w)
+    torch.testing.assert_close(made, fn(a, b, w), rtol=2e-2, atol=2e-2)
+    assert seen
+
+
+@pytest.mark.interpret
+def test_values_of_turned_results() -> None:
+    torch.manual_seed(0)
+    a, b, w = (torch.randn(size) for size in ARGUMENTS)
+    torch.testing.assert_close(compiled(turned, a, b, w), turned(a, b, w), rtol=1e-4, atol=1e-4)

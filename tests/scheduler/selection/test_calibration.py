@@ -48,10 +48,21 @@ WINDOWS: dict[str, tuple[Callable[..., Any], tuple[Tensor, ...]]] = {
     "along one dimension": (lambda x, w: F.relu(F.conv1d(x, w, stride=2)), (r(2, 8, 40), r(16, 8, 3))),
     "unfolded rows": (lambda x, w: F.relu(x.unfold(1, 32, 1).reshape(-1, 32) @ w), (r(4, 63), r(32, 16))),
 }
+PACKED = torch.zeros(48, 32, dtype=torch.uint8), r(48, 2)
+
+
+def unpacked(x: Tensor, packed: Tensor, scale: Tensor) -> Tensor:
+    """Two numbers in a byte, and a scale for each 32 of them: bytes and scales are the same for neighbours."""
+    w = torch.stack((packed & 15, packed >> 4), -1).flatten(1).unflatten(1, (-1, 32))
+    return F.relu(F.linear(x, ((w.to(x.dtype) - 8) * scale[..., None]).flatten(1)))
+
+
 MATRICES: dict[str, tuple[Callable[..., Any], tuple[Tensor, ...]]] = {
     "matmul": (lambda x, w: F.relu(x @ w), (r(64, 32), r(32, 48))),
     "a slice of columns": (lambda x, w: F.relu(x[:, 3:35] @ w[:, ::2]), (r(64, 40), r(32, 96))),
     "gathered rows": (lambda x, w, i: F.relu(x[i] @ w), (r(90, 32), r(32, 48), torch.arange(64))),
+    "numbers of 4 bits": (unpacked, (r(8, 64), *PACKED)),
+    "numbers of 4 bits, one row": (unpacked, (r(1, 64), *PACKED)),
     "one tap": (lambda x, w: F.relu(F.conv2d(x, w)), (IMAGE[0].to(memory_format=torch.channels_last), r(16, 8, 1, 1))),
 }
 

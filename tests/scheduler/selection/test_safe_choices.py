@@ -425,3 +425,16 @@ def test_a_filter_may_be_a_view_of_a_vector() -> None:
         return F.conv2d(F.conv2d(x, g.view(1, 1, 1, 5)), g.view(1, 1, 5, 1))
 
     assert planned(f, t(4, 1, 60, 61), t(5)).steps
+
+
+def codebooks(x: Tensor, codes: Tensor, books: Tensor) -> Tensor:
+    """Groups of eight weights are sums of entries of two tables."""
+    c = codes.long()
+    return F.linear(x, (books[0][c[..., 0]] + books[1][c[..., 1]]).flatten(-2))
+
+
+def test_entries_of_tables_are_stored_first() -> None:
+    """A program that unpacks them would read each number of an entry apart, and the next one far away."""
+    plan = planned(codebooks, t(4, 4096), t(4096, 512, 2, dtype=torch.uint8), t(2, 256, 8))
+    read = {load.attr[0] for kernel in matmuls(plan) for s in kernel.statements for load in vs.loads(s.roots)}
+    assert read.isdisjoint(plan.graph.inputs[1:])

@@ -46,6 +46,12 @@ def nibbles(packed: Tensor, scale: Tensor) -> Tensor:
     return (both.float() - 8) * scale[:, None]
 
 
+def looked_up(packed: Tensor, table: Tensor, exponent: Tensor) -> Tensor:
+    """Two numbers of each byte, from a table, times a power of two for 16 bytes."""
+    both = torch.stack((table[(packed & 15).int()], table[(packed >> 4).int()]), -1).view(len(packed), -1, 32)
+    return torch.ldexp(both, exponent[..., None]).flatten(1)
+
+
 def halves(x: Tensor, scale: Tensor) -> Tensor:
     """What is read is a run, and would be none of every other element."""
     return x * torch.erf(scale).repeat_interleave(2, 1)
@@ -101,6 +107,14 @@ def test_points_that_take_turns() -> None:
     assert len(tiling.kernel.statements) == 2
 
 
+def test_points_that_look_up_take_turns() -> None:
+    """Data say where a table is read: nobody reads less of a run of it."""
+    args = torch.zeros(2048, 1024, dtype=torch.uint8), torch.rand(16), torch.zeros(2048, 64, dtype=torch.int32)
+    tiling = tiled(looked_up, *args)
+    assert math.prod(filter(None, extents(tiling))) == 2048 * 1024
+    assert len(tiling.kernel.statements) == 2
+
+
 @pytest.mark.interpret
 @pytest.mark.parametrize("number", [2, 4])
 def test_adjacent_results_are_stored_together(number: int, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -144,10 +158,18 @@ def test_others_stay_loops(fn: Callable[..., object], sizes: list[tuple[int, ...
         (outer, lambda: (torch.rand(130) + 0.5, torch.rand(130, 9))),
         (channels, lambda: (torch.randint(0, 255, (3, 17, 13, 3), dtype=torch.uint8), torch.rand(3))),
         (nibbles, lambda: (torch.randint(0, 255, (33, 20), dtype=torch.uint8), torch.rand(33))),
+        (
+            looked_up,
+            lambda: (
+                torch.randint(0, 255, (33, 32), dtype=torch.uint8),
+                torch.rand(16),
+                torch.randint(-9, 9, (33, 2), dtype=torch.int32),
+            ),
+        ),
         (indexed, lambda: (torch.randn(500), torch.randn(30, 3))),
         (updated, lambda: (torch.rand(300, 3), torch.rand(300))),
     ],
-    ids=["stacked", "outer", "channels", "nibbles", "indexed", "updated"],
+    ids=["stacked", "outer", "channels", "nibbles", "looked up", "indexed", "updated"],
 )
 def test_values(fn: Callable[..., object], args: Callable[[], tuple[Tensor, ...]], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(unrolling, "THREADS_PER_SM", 1)

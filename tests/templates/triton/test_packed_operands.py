@@ -38,6 +38,19 @@ def by_shifts(w: Tensor, shifts: Tensor, mask: int = 15) -> Tensor:
     return ((w.unsqueeze(1) >> shifts.view(1, -1, 1)) & mask).to(h).sub(8).mul(0.1).flatten(0, 1)
 
 
+def groups(w: Tensor, less: float | Tensor, scale: Tensor) -> Tensor:
+    """Rows of two numbers in each byte, less a number or one for each group, times a scale for each."""
+    values = torch.stack((w & 15, w >> 4), -1).flatten(1).unflatten(1, (scale.shape[1], -1))
+    return ((values.to(h) - less) * scale[..., None]).flatten(1)
+
+
+def columns_of_words(w: Tensor, zero: Tensor, scale: Tensor) -> Tensor:
+    """Eight neighbours along the rows in an integer, with zeros that are integers of eight as well, and scales of columns."""
+    shifts = torch.arange(0, 32, 4, dtype=torch.int32)
+    values, less = (((one[..., None] >> shifts) & 15).flatten(1) for one in (w, zero))
+    return ((values - less.repeat_interleave(16, 0)) * scale.repeat_interleave(16, 0)).to(h)
+
+
 Case = tuple[Callable[..., Tensor], tuple[Tensor, ...]]
 CASES: dict[str, Case] = {
     "halves along the sum": (lambda x, w: x @ numbers(w, 4, 0), (r(24, 176), packed(88, 72))),
@@ -54,12 +67,24 @@ CASES: dict[str, Case] = {
         lambda x, w, s: x @ (numbers(w, 4, 0).unflatten(0, (11, 16)) * s.unsqueeze(1)).flatten(0, 1),
         (r(24, 176), packed(88, 72), r(11, 72)),
     ),
+    "less a number": (lambda x, w, s: x @ groups(w, 8, s).t(), (r(24, 176), packed(72, 88), r(72, 11))),
+    "less a part": (lambda x, w, s: x @ groups(w, 7.5, s).t(), (r(24, 176), packed(72, 88), r(72, 11))),
+    "less much": (lambda x, w, s: x @ groups(w, 1000, s).t(), (r(24, 176), packed(72, 88), r(72, 11) * 1e-2)),
+    "zeros of groups": (
+        lambda x, w, s, z: x @ groups(w, z[..., None], s).t(),
+        (r(24, 176), packed(72, 88), r(72, 11), r(72, 11)),
+    ),
+    "along the columns": (
+        lambda x, w, z, s: x @ columns_of_words(w, z, s),
+        (r(24, 176), packed(176, 9, dtype=torch.int32, bits=31), packed(11, 9, dtype=torch.int32, bits=31), r(11, 72)),
+    ),
     "of the left operand": (lambda x, w: numbers(x, 4, 1) @ w, (packed(24, 88), r(176, 72))),
     "a batch": (lambda x, w: torch.bmm(x, numbers(w, 4, 1)), (r(3, 24, 80), packed(3, 40, 72))),
     "one row": (lambda x, w: x @ numbers(w, 4, 0), (r(1, 176), packed(88, 72))),
+    "one row, by groups": (lambda x, w, s: x @ groups(w, 8, s).t(), (r(1, 176), packed(72, 88), r(72, 11))),
 }
 TEMPLATES = ("triton_matmul", "triton_matmul_tiles", "triton_matvec")
-TAKES = [(name, template) for name in CASES for template in TEMPLATES if (template == "triton_matvec") <= (name == "one row")]
+TAKES = [(name, template) for name in CASES for template in TEMPLATES if (template == "triton_matvec") <= ("one row" in name)]
 
 
 def smallest(configs: Sequence[Config]) -> Sequence[Config]:

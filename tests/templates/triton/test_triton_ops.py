@@ -292,17 +292,49 @@ def few_elements() -> kernels.Kernel:
         kernel.store(to, kernel.bind(f"lib.float_of_byte({byte}.to(tl.int8), {TRITON_TYPES[to].storage})"))
     narrow = kernel.bind(f"{half}.to(tl.bfloat16)")
     kernel.store(torch.bfloat16, kernel.bind(f"lib.multiply_halves({narrow}, {narrow})"))
+    kernel.store(torch.bfloat16, kernel.bind(f"lib.to_halves({x}, tl.bfloat16)"))
+    kernel.store(torch.int32, kernel.bind(f"lib.bits_of_bytes({byte}.to(tl.int8), 4, 15).to(tl.int32)"))
+    bits = kernel.bind(f"lib.bits_of_bytes({byte}.to(tl.int8), 0, 127)")
+    kernel.store(torch.bfloat16, kernel.bind(f"lib.small_number({bits}, tl.bfloat16, 8)"))
     return kernel
 
 
 def test_few_elements(run):
     x, byte = torch.tensor([1.2345, -7.89]), torch.tensor([-128, 77], dtype=torch.int8)
     half = x.bfloat16()
-    rounded, *floats, product = run(few_elements(), [x, byte, half], [2] * 5)
+    rounded, *floats, product, stored, high, small = run(few_elements(), [x, byte, half], [2] * 8)
     near(rounded, half.float())
+    near(stored, half)
+    near(high, (byte >> 4 & 15).int())
+    near(small, ((byte & 127).float() - 8).bfloat16())
     for one in floats:
         near(one.float(), byte.float())
     near(product, half * half)
+
+
+def packed_numbers(dtype: torch.dtype) -> kernels.Kernel:
+    kernel = kernels.Kernel("packed_numbers", 128)
+    byte, x = kernel.load(torch.uint8), kernel.load(torch.float32)
+    to = TRITON_TYPES[dtype].storage
+    for shift, mask, less in SMALL_NUMBERS:
+        bits = kernel.bind(f"lib.bits_of_bytes({byte}.to(tl.uint8), {shift}, {mask})")
+        kernel.store(dtype, kernel.bind(f"lib.small_number({bits}, {to}, {less})"))
+    kernel.store(dtype, kernel.bind(f"lib.to_halves({x}, {to})"))
+    return kernel
+
+
+SMALL_NUMBERS = ((0, 15, 8), (4, 15, 0), (2, 3, 1), (1, 127, 128), (0, 127, -127), (3, 31, 17))
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=short)
+def test_numbers_of_few_bits(run, dtype):
+    """All bytes, and numbers that are less than 2^7 or 2^10: exact in types that have no more digits."""
+    byte = torch.arange(256).to(torch.uint8)
+    x = torch.randn(256, generator=torch.Generator().manual_seed(1)) * 100
+    *small, rounded = run(packed_numbers(dtype), [byte, x], [256] * (len(SMALL_NUMBERS) + 1))
+    near(rounded, x.to(dtype))
+    for (shift, mask, less), got in zip(SMALL_NUMBERS, small, strict=True):
+        assert torch.equal(got.int(), (byte >> shift & mask).int() - less)
 
 
 BITCASTS = (
