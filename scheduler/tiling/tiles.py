@@ -353,7 +353,7 @@ def _shared_columns(kernel: Kernel, touches: list[Touch], sizes: Sizes, gpu: Gpu
     """A tile of several rows, along the last loop, where what belongs to columns is loaded with strides, as a small matrix that
     is read across: the L1 cache serves such a load as slowly as one of so many lines, and rows of one program share it."""
     fast, points = kernel.outer[-1] if kernel.outer else None, sizes.points(kernel.outer)
-    if fast is None or fast.extent.as_int() is None or points < COLUMN_ROWS * sizes.of(fast.extent) * gpu.compute_units:
+    if fast is None or not fast.extent.as_int() or points < COLUMN_ROWS * sizes.of(fast.extent) * gpu.compute_units:
         return None
     length = sizes.of(fast.extent)
     x = min(power_of_two(length), COLUMNS_OF_A_TILE)
