@@ -64,6 +64,10 @@ class _Together(apart._WarpSpecialized):
         """Alone a problem is left to the other templates."""
         return 2 * super().seconds(problem, config)
 
+    def grid_of_parts(self, problems: Sequence[Problem], config: Config) -> Expr:
+        found = _three(problems)
+        return self.grid(problems[0] if found is None else found[0], config)
+
     def resources_of_parts(self, problems: Sequence[Problem], config: Config) -> Resources:
         found = _three(problems)
         if found is None:
