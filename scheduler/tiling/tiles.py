@@ -65,6 +65,8 @@ SHORT_STEPS, SHORTEST_WASTE, SHORT_STEP_POINTS, PROGRAMS_OF_STEPS = (32, 16, 8, 
 # Rows and columns of a tile that share what belongs to columns; and bytes of lines that the L1 cache serves in the time of one
 # from memory.
 COLUMN_ROWS, COLUMNS_OF_A_TILE, LINES_OF_A_BYTE = 32, 128, 6
+# Neighbours at most that a plane takes with its rows.
+MOST_INTERLEAVED = 8
 # Operations that take an SM as long as its share of memory takes for a byte.
 OPERATIONS_OF_A_BYTE = 6
 # Operations of a load of what belongs to a row at each of its points, and of finding a row along one loop.
@@ -179,10 +181,10 @@ def _tiled(kernel: Kernel, graph: ir.Graph, sizes: Sizes, gpu: Gpu, reorder: boo
         return Tiling(kernel, kernel.outer[len(rows) :], rows, blocks, True, wide)
     if kernel is not looped and not _stores_adjacent(kernel, sizes):
         return _tiled(given, graph, sizes, gpu, reorder, unroll=False)
-    y = (*(v for v in kernel.outer[:-1] if v is not slow), slow)
+    x = (*kernel.outer[-1:], *_interleaved(kernel, slow, touches, sizes))
+    y = (*(v for v in kernel.outer if v not in x and v is not slow), slow)
     results = sizes.points(looped.outer) // max(1, sizes.points(kernel.outer))
-    blocks = _plane_blocks(kernel.outer[-1], slow, sizes, results)
-    return Tiling(kernel, kernel.outer[-1:], y, blocks, True, wide)
+    return Tiling(kernel, x, y, _plane_blocks(sizes.points(x), slow, sizes, results), True, wide)
 
 
 def _reduced(kernel: Kernel, graph: ir.Graph, sizes: Sizes, gpu: Gpu, reorder: bool) -> Tiling:
@@ -313,6 +315,20 @@ def _second_axis(kernel: Kernel, touches: list[Touch], sizes: Sizes) -> Var | No
             if usual_stride(touch.offset, v, sizes) == 1 and sizes.of(v.extent) >= MIN_TILE:
                 weights[v] = weights.get(v, 0) + touch.distinct
     return max(weights, key=lambda v: weights[v]) if weights else None
+
+
+def _interleaved(kernel: Kernel, slow: Var, touches: list[Touch], sizes: Sizes) -> tuple[Var, ...]:
+    """The short loop, if there is one, that with the last one makes one run of most of what is moved, as pairs of neighbours in
+    rows do: without it each access would take a part of every sector."""
+    fast = kernel.outer[-1]
+    for v in kernel.outer[:-1]:
+        if v is slow or not 1 < sizes.of(v.extent) <= MOST_INTERLEAVED:
+            continue
+        steps = [(usual_stride(t.offset, v, sizes), usual_stride(t.offset, fast, sizes), t.distinct) for t in touches]
+        runs = sum(moved for own, step, moved in steps if (own, step) == (1, sizes.of(v.extent)))
+        if runs > sum(moved for own, step, moved in steps if own and step == 1):
+            return (v,)
+    return ()
 
 
 def _stores_adjacent(kernel: Kernel, sizes: Sizes) -> bool:
@@ -460,9 +476,9 @@ def _touched(kernel: Kernel, graph: ir.Graph) -> set[str]:
     return {n for n in found if n in graph.buffers}
 
 
-def _plane_blocks(fast: Var, slow: Var, sizes: Sizes, results: int) -> Blocks:
+def _plane_blocks(length: int, slow: Var, sizes: Sizes, results: int) -> Blocks:
     """A tile whose sides are whole cache lines of both kinds of access; shorter where points have several results each."""
-    x = min(64, power_of_two(sizes.of(fast.extent)))
+    x = min(64, power_of_two(length))
     y = max(MIN_TILE, min(128, power_of_two(sizes.of(slow.extent))) // power_of_two(results))
     return Blocks(x=x, y=y, warps=8 if x * y > 4096 else 4)
 

@@ -7,8 +7,12 @@ import torch
 from torch import Tensor
 
 from kgen.device import Gpu
+from kgen.ir import index as ix
 from kgen.ir.index import Sizes
+from kgen.ir.plan import Kernel
 from kgen.scheduler import choose_tiles
+from kgen.scheduler.tiling.loops import Touch
+from kgen.scheduler.tiling.tiles import _interleaved
 from tests.matmuls import compiled
 from tests.rendering import gpu_call
 from tests.scheduler.selection.test_safe_choices import planned
@@ -59,3 +63,16 @@ def test_threads_have_as_many_neighbours_as_are_masked_together(length: int, dty
     text = gpu_call(choose_tiles(plan.kernels[0], plan.graph, Sizes({}), Gpu()), plan.graph).launch.source
     assert ("tl.max_contiguous(xi, " in text) == bool(points)
     assert f"tl.max_contiguous(xi, {points})" in text or not points
+
+
+def test_a_plane_takes_neighbours_with_its_rows() -> None:
+    """Pairs along another axis would leave every other element of a sector to another program."""
+    rows, columns, pair = ix.var("rows", 784), ix.var("columns", 32), ix.var("pair", 2)
+    kernel = Kernel("pairs", (rows, pair, columns), (), 0, ())
+    stored = 64 * rows.expr() + 2 * columns.expr() + pair.expr()
+    turned = rows.expr() + 784 * (2 * columns.expr() + pair.expr())
+    angle = 32 * rows.expr() + columns.expr()
+    moved = ((stored, 64, True), (turned, 64, True), (angle, 32, False))
+    touches = [Touch(at, 4, 4 * number, False, store) for at, number, store in moved]
+    assert _interleaved(kernel, rows, touches, Sizes({})) == (pair,)
+    assert _interleaved(kernel, rows, [*touches[1:]], Sizes({})) == ()
