@@ -27,7 +27,7 @@ from kgen.lowering.families import CONTRACTIONS, RULES, VIEWS
 from kgen.lowering.fused_calls import note_fused_calls
 from kgen.lowering.operation import OperatorAxes, lower_operator
 from kgen.lowering.results import Results, owners_of_results
-from kgen.lowering.row_values import MIN_REPEATS, remaining_cost, with_row_values_stored
+from kgen.lowering.row_values import MIN_REPEATS, remaining_cost, row_cost, with_row_values_stored
 from kgen.lowering.short_axes import unroll_short_axes
 from kgen.lowering.stencils import recompute_in_stencils
 from kgen.lowering.summed_scatters import add_to_sums
@@ -45,6 +45,8 @@ CHEAP = 6
 CHEAP_ON_GPU, CHEAP_FLOAT32_ON_GPU, LARGE = 14, 24, 1 << 20
 # Operators behind a value that are looked at for one that would compute its elements several times.
 STEPS = 8
+# Operations that belong to a row, which each of its elements may compute again: more are stored for the row.
+CHEAP_OF_ROWS = 12
 # Operators that may read what each of them computes again.
 MOST_READERS = 3
 # Operators that read elements at positions from data, and of how many elements they may read one.
@@ -378,7 +380,9 @@ class _Lowering:
         if not self._is_large_on_gpu(tensor) or self._is_multiplied(node):
             return False
         narrow = all(dtype.itemsize <= tensor.dtype.itemsize for _, _, dtype in full)
-        return (len(full) == 1 and narrow) or all(self._is_of_rows(v, tensor) for v in reads)
+        if len(full) == 1:
+            return narrow
+        return row_cost(tensor) <= CHEAP_OF_ROWS and all(self._is_of_rows(v, tensor) for v in reads)
 
     def _is_multiplied(self, node: Node) -> bool:
         """Of a foreach operator, each of hundreds of results asks."""

@@ -48,6 +48,11 @@ def remaining_cost(tensor: Tensor) -> int:
     return cost
 
 
+def row_cost(tensor: Tensor) -> int:
+    """What the dearest of its values of rows costs."""
+    return max((vs.total_cost([value]) for value in _row_values(tensor)), default=0)
+
+
 def _row_values(tensor: Tensor) -> set[Value]:
     """The largest values in it that vary along some of its dimensions only, and cost more than a load."""
     found: set[Value] = set()

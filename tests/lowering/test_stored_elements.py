@@ -62,6 +62,12 @@ def coded(place: Tensor, gate: Tensor) -> tuple[Tensor, Tensor]:
     return (code.to(torch.bfloat16) * 2).sum(0), (code * gate[:, None]).sum(1)
 
 
+def shared(x: Tensor, y: Tensor, s: Tensor) -> tuple[Tensor, Tensor]:
+    """Pairs of rows, each with a number for all of its elements."""
+    w = (x[:, None] - y[None]) * (torch.sqrt(3 / (s + 1)) / s)[..., None]
+    return w.sum(0), w.sum(1)
+
+
 def stored(fn: Callable[..., object], *args: Tensor) -> int:
     """The tensors of as many elements that are written."""
     plan = planned(fn, *args)
@@ -96,3 +102,9 @@ def stored(fn: Callable[..., object], *args: Tensor) -> int:
 )
 def test_what_is_stored(fn: Callable[..., object], args: Callable[[], tuple[Tensor, ...]], number: int) -> None:
     assert stored(fn, *args()) == number
+
+
+def test_what_is_dear_of_rows_is_stored_for_them() -> None:
+    """Each of their elements would compute it again."""
+    plan = planned(shared, torch.empty(1000, 64), torch.empty(40, 64), torch.empty(1000, 40))
+    assert any(name.endswith("_row") for name in plan.graph.buffers)
