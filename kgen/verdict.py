@@ -167,6 +167,7 @@ CHANGES: dict[Reason, str] = {
     Reason.WRONG_RESULT: "report it; kgen.testing.check_template finds the smallest case",
     Reason.CRASHED: "report it with the template and its configuration",
     Reason.HUNG: "report it with the template and its configuration",
+    Reason.ROW_VALUES: "spread a row's values over fewer elements, or compute them with fewer operations",
     Reason.SHORT_RUNS: "join longer slices, or join along another axis",
     Reason.PART: "compute the consumer of each part, and join the results",
     Reason.SCATTER_RESULT: "gather where the values are read, instead of scattering where they are made",

@@ -382,7 +382,7 @@ class _Lowering:
         narrow = all(dtype.itemsize <= tensor.dtype.itemsize for _, _, dtype in full)
         if len(full) == 1:
             return narrow
-        return row_cost(tensor) <= CHEAP_OF_ROWS and all(self._is_of_rows(v, tensor) for v in reads)
+        return row_cost(tensor) <= CHEAP_OF_ROWS and _is_of_rows(reads, tensor)
 
     def _is_multiplied(self, node: Node) -> bool:
         """Of a foreach operator, each of hundreds of results asks."""
@@ -398,12 +398,6 @@ class _Lowering:
         """Whether a load moves about as much memory as the tensor has elements."""
         used = {a for e in attr[1] for a in ix.free_atoms(e)}
         return any(isinstance(a, ix.Indirect) for a in used) or all(v in used for v in tensor.axes if v.extent != 1)
-
-    def _is_of_rows(self, attr: Any, tensor: Tensor) -> bool:
-        """Whether a load moves little memory, since many of the tensor's elements share what it reads."""
-        used = {a for e in attr[1] for a in ix.free_atoms(e)}
-        rest = [v for v in tensor.axes if v not in used]
-        return not any(isinstance(a, ix.Indirect) for a in used) and any(ix.lower_bound(v.extent) >= MIN_REPEATS for v in rest)
 
     def _output(self, result: Any, position: int) -> ir.Output:
         if not isinstance(result, Node):
@@ -451,6 +445,13 @@ def _times_read(node: Node) -> float:
         else:
             times += _part_read(user, node)
     return times
+
+
+def _is_of_rows(reads: Collection[Any], tensor: Tensor) -> bool:
+    """Whether loads move little memory, since many of the tensor's elements share what all of them read."""
+    used = {a for _, index, _ in reads for e in index for a in ix.free_atoms(e)}
+    rest = [v for v in tensor.axes if v not in used]
+    return not any(isinstance(a, ix.Indirect) for a in used) and any(ix.lower_bound(v.extent) >= MIN_REPEATS for v in rest)
 
 
 def _is_spread(node: Node) -> bool:

@@ -87,24 +87,38 @@ def as_traced(b: Builder, node: Node, args: Any, kwargs: Mapping[str, Any]) -> t
 def _in_order(b: Builder, source: Any, given: Any) -> Any:
     """A matrix that has to be stored for its call, in eager's order of dimensions: the transpose of a computed weight is a view
     there, and a kernel that stores it transposed would read all that it is computed of with strides. What others read as well,
-    such as the sum that is a bias's gradient, may become a part of the matmul's kernel, and theirs."""
+    such as the sum that is a bias's gradient, may become a part of the matmul's kernel, and theirs. Where no sum does, it has
+    that order if the call has to have it stored."""
     value = source.meta.get("val") if isinstance(source, Node) else None
     if not isinstance(given, Tensor) or given.weak or not isinstance(value, torch.Tensor) or b.as_view(given) is not None:
         return given
     if b.symbols.sizes(value.shape) != given.sizes:
         return given
     order = stride_order(b.symbols.sizes(value.stride()), given.sizes)
-    if _is_read_elsewhere(source):
+    readers = _readers(source)
+    if len(readers) == 1:
+        return b.copied(given, order)
+    if not any(_is_sum(one) for one in readers):
         b.orders[given] = order
-        return given
-    return b.copied(given, order)
+    return given
 
 
-def _is_read_elsewhere(node: Node) -> bool:
-    """Whether a tensor, or what it is a view of, has several readers."""
-    while len(node.users) == 1 and node.op == "call_function" and getattr(node.target, "is_view", False):
+def _readers(node: Node) -> list[Node]:
+    """Those of a tensor, or of what it is a view of."""
+    while len(node.users) == 1 and _is_view(node):
         node = node.all_input_nodes[0]
-    return len(node.users) > 1
+    return list(node.users)
+
+
+def _is_sum(node: Node) -> bool:
+    """Whether a sum reads an operand, or a view of it."""
+    while len(node.users) == 1 and _is_view(node):
+        [node] = node.users
+    return getattr(node.target, "overloadpacket", None) is torch.ops.aten.sum
+
+
+def _is_view(node: Node) -> bool:
+    return node.op == "call_function" and getattr(node.target, "is_view", False)
 
 
 def _written(node: Node) -> set[int | str]:

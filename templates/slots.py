@@ -199,6 +199,11 @@ class StepSlot(Named):
         numbers of their edges, ``run.whole`` says that all of a tile is inside of the axis, and that no mask keeps out any."""
         return self.filler.runs(self.name, self.rows, bool(self.batch), self.filled)
 
+    @property
+    def runs_from_the_end(self) -> tuple[Any, ...]:
+        """The `runs`, the last one first."""
+        return tuple(reversed(self.runs))
+
     def edges(self, stem: str, row: str, **how: str) -> str:
         """Statements that make `stem` and a number each edge's name, for a tile of rows from `row` on. In Triton, where these
         are of another tile of the batch already, ``like="edge"`` says that its mask holds where it held for them."""

@@ -27,9 +27,13 @@ ROUNDS = 8
 
 
 def choose_orders(graph: ir.Graph, on_gpu: Callable[[ir.Buffer], bool]) -> None:
-    """Gives buffers with flexible layouts the order of strides that suits their neighbours; hints are all that changes, and
-    strides of results of matmuls `on_gpu`."""
+    """Gives buffers with flexible layouts the order of strides that suits their neighbours; hints are all that changes. Then
+    results of matmuls `on_gpu` have other strides."""
+    _choose_hints(graph)
     _turn_results(graph, on_gpu)
+
+
+def _choose_hints(graph: ir.Graph) -> None:
     images = any(ir.is_contraction(node) and node.windowed for node in graph.nodes)
     flexible = {name for name, buffer in graph.buffers.items() if buffer.strides is None and _is_permuted(buffer, images)}
     if not flexible:
