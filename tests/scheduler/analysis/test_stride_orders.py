@@ -143,10 +143,19 @@ def read_by_a_matmul(a: Tensor, b: Tensor, w: Tensor) -> Tensor:
     return (made @ made.transpose(1, 2)).sum() + made.transpose(1, 2) * w
 
 
+def read_both_ways(a: Tensor, b: Tensor, w: Tensor) -> tuple[Tensor, Tensor]:
+    """Another kernel has the rows that the matmul writes."""
+    made = torch.bmm(a.transpose(1, 2), b)
+    return torch.sigmoid(w) + w * made.transpose(1, 2), torch.tanh(made)
+
+
 ARGUMENTS = ((2, 48, 40), (2, 48, 56), (2, 56, 40))
 
 
-@pytest.mark.parametrize(("fn", "step"), [(turned, (40 * 56, 1, 40)), (read_by_a_matmul, (40 * 56, 56, 1))])
+@pytest.mark.parametrize(
+    ("fn", "step"),
+    [(turned, (40 * 56, 1, 40)), (read_by_a_matmul, (40 * 56, 56, 1)), (read_both_ways, (40 * 56, 56, 1))],
+)
 def test_results_of_matmuls_have_the_order_of_their_readers(fn: Callable[..., Tensor], step: tuple[int, ...]) -> None:
     plan = planned(fn, *(torch.empty(size, dtype=torch.bfloat16) for size in ARGUMENTS))
     assert tuple(s.as_int() for s in plan.graph.buffers["bmm"].strides or ()) == step
