@@ -23,6 +23,9 @@ from kgen.verdict import Outcome, Reason, Verdict
 
 # Reductions whose partial results join by the same reduction.
 OPS = ("sum", "prod", "max", "min", "any", "all")
+# Sums that are made by rows, at most: with four a row's values spilled, and a kernel took 180 us where two took 64 each
+# (H200, bench.untuned: reflections).
+MOST_TOTALS = 2
 # Elements from which on reading them again takes longer than a launch; rows that occupy a GPU, and points of a row at least.
 LARGE, MIN_ROWS, MIN_LENGTH = 1 << 20, 512, 64
 _ROWS = "rows"
@@ -37,9 +40,13 @@ class RowTotals(Transform):
         if draft.options.stable or not draft.options.fusion:
             return
         rows = _reduced_rows(draft)
+        reductions = [node for node in draft.nodes if rows and isinstance(node, ir.Reduction)]
+        totals = {node.outs[0] for node in reductions if self._is_candidate(node, draft) and _shares(node, rows)}
+        if not 0 < len(totals) <= MOST_TOTALS:
+            return
         nodes: list[ir.Node] = []
         for node in draft.nodes:
-            if rows and isinstance(node, ir.Reduction) and self._is_candidate(node, draft) and _shares(node, rows):
+            if isinstance(node, ir.Reduction) and node.outs[0] in totals:
                 nodes += _in_two_steps(node, draft.graph)
             else:
                 nodes.append(node)

@@ -90,3 +90,14 @@ def test_a_total_that_the_rows_need_stays_whole() -> None:
 )
 def test_left_whole(fn: Callable[..., object], more: dict[str, bool]) -> None:
     assert not any(row_totals._ROWS in s.outs[0] for k in kernels(fn, torch.randn(ROWS, LENGTH), **more) for s in k.statements)
+
+
+def test_many_totals_stay_whole() -> None:
+    """A kernel that holds a row has registers for few sums more."""
+
+    def several(x: Tensor) -> tuple[Tensor, ...]:
+        return x.amax(1), x.amin(), x.exp().sum(), (x * x).sum()
+
+    x = torch.randn(ROWS, LENGTH)
+    plan = plans(several, x, options=Options(gpu_everywhere=True)).forward
+    assert not any(name.endswith("_rows") for name in plan.graph.buffers)
