@@ -6,12 +6,16 @@ from collections.abc import Callable
 
 import torch
 
+from kgen.ir import ops
 from kgen.ir import values as vs
 from kgen.ir.values import Value
 
 
 def joined(op: str, before: tuple[Value, ...], own: tuple[Value, ...]) -> tuple[Value, ...]:
     """The results of scan `op` behind both runs: one value, or a running extreme and its position."""
+    combine = ops.REDUCTIONS[op].combine if op in ops.JOINED else None
+    if combine is not None:
+        return (vs.call(combine, before[0], own[0]),)
     return _JOINS[op](before, own)
 
 
@@ -33,10 +37,6 @@ def log_add(exp: str, log_of_one_plus: Callable[[Value], Value]) -> Callable[[Va
     return join
 
 
-def _single(join: Callable[[Value, Value], Value]) -> Callable[..., tuple[Value, ...]]:
-    return lambda before, own: (join(before[0], own[0]),)
-
-
 def _extreme(order: str) -> Callable[..., tuple[Value, ...]]:
     """The last one wins among equals and among NaNs."""
 
@@ -49,12 +49,9 @@ def _extreme(order: str) -> Callable[..., tuple[Value, ...]]:
     return join
 
 
+# Of scans that no reduction of the same name joins.
 _JOINS: dict[str, Callable[..., tuple[Value, ...]]] = {
-    "sum": _single(lambda a, b: vs.call("add", a, b)),
-    "prod": _single(lambda a, b: vs.call("mul", a, b)),
-    "max": _single(lambda a, b: vs.call("maximum", a, b)),
-    "min": _single(lambda a, b: vs.call("minimum", a, b)),
-    "logaddexp": _single(log_add("exp", lambda v: vs.call("log1p", v))),
+    "logaddexp": lambda before, own: (log_add("exp", lambda v: vs.call("log1p", v))(before[0], own[0]),),
     "argmax": _extreme("ge"),
     "argmin": _extreme("le"),
 }

@@ -264,6 +264,8 @@ REDUCTIONS: dict[str, ReductionOp] = {
         ReductionOp("welford", None, FLOAT, 2),
     )
 }
+# Reductions of which partial results join by an operation of two numbers, in whichever order.
+JOINED = frozenset(row.name for row in REDUCTIONS.values() if row.combine is not None)
 SCANS = ("sum", "prod", "max", "min", "argmax", "argmin", "logaddexp")
 
 

@@ -32,10 +32,6 @@ MIN_CHUNK = 4096
 SHORTEST = 256
 # Shares from which two more launches are worth while.
 FEWEST_SHARES = 4
-# Scans whose total is the reduction of the same name. Of others the total is the last point of the share's scan.
-REDUCED = frozenset({"sum", "prod", "max", "min"})
-# Reductions of which the partial results join by the same reduction.
-JOINED = REDUCED | {"any", "all", "bitxor"}
 # A point of a scan is joined so many times: in its thread, between threads and warps, and with what came before.
 JOINS_OF_A_POINT = 8
 
@@ -106,7 +102,7 @@ def may_split(kernel: Kernel) -> bool:
 
 
 def _is_joined(s: Statement) -> bool:
-    return s.kind == "reduction" and s.op in JOINED and len(s.outs) == 1
+    return s.kind == "reduction" and s.op in ops.JOINED and len(s.outs) == 1
 
 
 def _writes_over_reads(kernel: Kernel, graph: ir.Graph) -> bool:
@@ -209,7 +205,8 @@ class _Split:
 
     def _take_scan(self, s: Statement) -> None:
         totals, so_far = self._buffers(s, "total"), self._buffers(s, "so_far")
-        self.totals += [self._total(s, totals[0])] if s.op in REDUCED else self._last_points(s, totals)
+        # of others the total is the last point of the share's scan
+        self.totals += [self._total(s, totals[0])] if s.op in ops.JOINED else self._last_points(s, totals)
         self.so_far.append(self._so_far(s, totals, so_far))
         self.last += self._share(s, so_far)
 

@@ -13,12 +13,10 @@ from collections.abc import Container, Iterator
 from dataclasses import replace
 
 from kgen.ir import index as ix
+from kgen.ir import ops
 from kgen.ir import values as vs
 from kgen.ir.index import Atom, Expr, Var
 from kgen.ir.plan import Statement, Tiling
-
-# Scans for which it does not matter which of two numbers comes first.
-EITHER_WAY = ("sum", "prod", "max", "min")
 
 
 def in_order_of_memory(tiling: Tiling) -> tuple[Tiling, bool]:
@@ -37,7 +35,7 @@ def in_order_of_memory(tiling: Tiling) -> tuple[Tiling, bool]:
 
 
 def _has_no_order(s: Statement) -> bool:
-    return s.kind in ("pointwise", "reduction") or (s.kind == "scan" and s.op in EITHER_WAY)
+    return s.kind in ("pointwise", "reduction") or (s.kind == "scan" and s.op in ops.JOINED)
 
 
 def _offsets(s: Statement, made: Container[str]) -> Iterator[Expr]:

@@ -21,6 +21,7 @@ from kgen.ir import values as vs
 from kgen.ir.plan import ComboKernel, Launch, members
 from kgen.only import Only, only
 from kgen.rendered.gpu_kernel import TritonKernel
+from kgen.rendered.kernel_call import KernelCall
 from kgen.scheduler import Options
 from kgen.scheduler.selection.choose import chosen_problem
 from kgen.templates import registry
@@ -63,18 +64,21 @@ def planned(
     return plans(function, *args, options=options).forward, options, seen
 
 
-def launched(plan: Any, options: Options) -> tuple[Launch, TritonKernel]:
+def call_of(plan: Any, options: Options) -> tuple[Launch, KernelCall]:
     """The kernel that makes most gradients."""
     step = max(plan.kernels, key=lambda one: len(members(one)))
-    launch = rendered(step, plan, "kernel", options).launch
-    assert isinstance(launch, TritonKernel)
-    return step, launch
+    return step, rendered(step, plan, "kernel", options)
+
+
+def launched(plan: Any, options: Options) -> tuple[Launch, TritonKernel]:
+    step, call = call_of(plan, options)
+    assert isinstance(call.launch, TritonKernel)
+    return step, call.launch
 
 
 def programs_of(plan: Any, options: Options) -> int:
     """Of that kernel."""
-    step = max(plan.kernels, key=lambda one: len(members(one)))
-    count, *_ = rendered(step, plan, "kernel", options).grid
+    count, *_ = call_of(plan, options)[1].grid
     return count.as_int() or 0
 
 
