@@ -18,7 +18,7 @@ from kgen.templates.problem import Input
 from kgen.templates.slots import Index, Lazy, OperandSlot, ResultSlot, StepSlot
 from kgen.templates.triton.codegen.gluon_handles import BoxedTile, Columns, Kept, Leaving, Place, Reads, Ring, Writes
 from kgen.templates.triton.codegen.gluon_steps import StepHalves
-from kgen.templates.triton.codegen.slots import Slots, Stored
+from kgen.templates.triton.codegen.slots import Slots, Stored, Within
 from kgen.templates.triton.codegen.table import TRITON_TYPES
 from kgen.templates.triton.codegen.tma_box import BoxAccess, BoxLayout, BoxOrder, epilogue_tiles_of, operand_box
 from kgen.templates.triton.codegen.tma_layout import Access, ByEights, TmaLayout, tma_accesses, tma_layout
@@ -328,7 +328,8 @@ class GluonSlots(Slots):
         declared = self.problem.template.results[result]
         moves = Moves(self.tiles, indices, through)
         lines, vectors = self._laid_out(declared.axes, indices, lengths, through.layout)
-        emitter = self.emitter(declared.axes, vectors, self.problem.loops, lengths)
+        starts = {axis: str(start) for axis, start in zip(declared.axes, indices, strict=True) if axis not in self.orders}
+        emitter = self.emitter(declared.axes, vectors, self.problem.loops, lengths, within=Within(starts=starts))
         emitter.engine, emitter.layout = moves, through.layout
         if declared.access == "shared":
             emitter.sharing = self.config.WARPS

@@ -25,7 +25,7 @@ from kgen.templates.triton.codegen.packed import adjacent_count
 from kgen.templates.triton.codegen.powers import in_powers_of_two
 from kgen.templates.triton.codegen.runs import Run, Runs, runs_of
 from kgen.templates.triton.codegen.table import TRITON_TYPES, literal
-from kgen.templates.triton.codegen.tile import Dimension, Folded, Parameters, TileEmitter
+from kgen.templates.triton.codegen.tile import Dimension, Folded, Parameters, TileEmitter, uniform_loops
 from kgen.templates.triton.codegen.tma_layout import TmaLayout, epilogue_tma_layout, tma_layout
 from kgen.templates.triton.codegen.tma_moves import Move, Window, move, name_of
 
@@ -72,10 +72,12 @@ class Stored:
 
 @dataclass(frozen=True, slots=True)
 class Within:
-    """Along the axes `inside` all of a tile is within the axis; along the first of `end` it ends at an index, the second."""
+    """Along the axes `inside` all of a tile is within the axis; along the first of `end` it ends at an index, the second. Along
+    the axes of `starts` it begins there, at a multiple of its length."""
 
     inside: str = ""
     end: tuple[str, str] = ("", "")
+    starts: Mapping[str, str] = field(default_factory=dict)
 
 
 EVERYWHERE = Within()
@@ -131,12 +133,12 @@ class Slots:
         dimensions: list[Dimension] = []
         scalars: list[Dimension] = []
         for axis, index in zip(axes, indices, strict=True):
-            block = template.block(axis)
-            if block is None:
+            knob = template.block(axis)
+            if knob is None:
                 pair = index if isinstance(index, Pair) else None
                 scalars.append(Dimension(axis, loops[axis], "1", str(index), False, pair=pair))
                 continue
-            ragged, length = self._side(axis, block, index)
+            ragged, length = self._side(axis, knob, index)
             block = lengths.get(axis, length)
             if folded is not None and axis == folded.axis:
                 if folded.runs == 1:
@@ -145,7 +147,9 @@ class Slots:
                 block = str(folded.runs)
             cut = within.end[1] if axis == within.end[0] else ""
             ragged = bool(cut) or (ragged and axis not in within.inside)
-            dimensions.append(Dimension(axis, loops[axis], block, str(index), ragged, end=cut))
+            start = within.starts.get(axis, "")
+            uniform = uniform_loops(loops[axis], self.config.get(knob)) if start else ()
+            dimensions.append(Dimension(axis, loops[axis], block, str(index), ragged, end=cut, start=start, uniform=uniform))
         return TileEmitter(self.problem, self.parameters, dimensions, scalars, self.exact)
 
     def _side(self, axis: str, block: str, index: Index) -> tuple[bool, str]:
@@ -168,11 +172,13 @@ class Slots:
         """Statements that make `name` the operand's tile, zero beyond the ends of its axes. The author gives vectors of
         indices, or, of an operand that is to come by TMA, where the tile begins. With variables of its `own`
         it may stand in front of a loop that has others of the same names. Where indices are a block's, in order, `starts` may
-        say for an axis where it begins: what neighbours along it are made of is then read once (`adjacent_count`). Along the
-        axes `inside` the author promises that all indices are within. With ``end=("k", "last")`` the tile is zero from that
-        index on."""
-        within = Within(starts.pop("inside", ""), starts.pop("end", ("", "")))
-        self.check_axes(starts)
+        say for an axis where it begins: what neighbours along it are made of is then read once (`adjacent_count`), and loops
+        that have one index in the tile are numbers (`uniform_loops`). Of a tile by TMA, `aligned` are the axes along which it
+        begins at a multiple of its length, as `starts` are. Along the axes `inside` the author promises that all indices are
+        within. With ``end=("k", "last")`` the tile is zero from that index on."""
+        inside, end, aligned = starts.pop("inside", ""), starts.pop("end", ("", "")), starts.pop("aligned", "")
+        self.check_axes([*starts, *aligned])
+        aligned = aligned or starts
         one = self.problem.members[number][operand]
         if self.problem.template.operands[operand].access == "tma":
             found = tma_layout(self.problem, one)
@@ -184,10 +190,11 @@ class Slots:
                 return [f"{name} = {self.move(found, box, window).load()}"]
             starts = dict(zip(one.axes, map(str, indices), strict=True))
             indices = [self._indices(axis, start) for axis, start in starts.items()]
-        emitter = self.emitter(one.axes, indices, one.loops, {}, within=within)
-        emitter.suffix = f"_{name}" if own else ""
-        known = [d.axis for d in emitter.dimensions if d.axis in starts]
+        known = [a for a in one.axes if a in starts and self.problem.template.block(a)]
         axis = next((a for a in known if one.load is None and adjacent_count(one.value, one.loops[a])), None)
+        ordered = {a: start for a, start in starts.items() if a in aligned and a != axis}
+        emitter = self.emitter(one.axes, indices, one.loops, {}, within=Within(inside, end, ordered))
+        emitter.suffix = f"_{name}" if own else ""
         load = self.problem.copied(one)
         if load is not None:
             text = raw_load(emitter, load, one.dtype)
@@ -406,11 +413,18 @@ class Slots:
         return {axis: lengths.get(axis, block) for axis in axes if (block := self.problem.template.block(axis))}
 
     def store(
-        self, result: str, name: str, indices: Sequence[Index], end: tuple[str, str] = ("", ""), **lengths: str
+        self,
+        result: str,
+        name: str,
+        indices: Sequence[Index],
+        end: tuple[str, str] = ("", ""),
+        starts: Mapping[str, str] | None = None,
+        **lengths: str,
     ) -> list[str]:
         """The epilogue of a result's tile `name`, with everything that it stores; `lengths` of sides that are parts of a
-        block. With ``end=("m", "last")`` nothing is stored from that index on."""
-        self.check_axes(lengths)
+        block. With ``end=("m", "last")`` nothing is stored from that index on. Where indices are a block's, in order, `starts`
+        say where it begins, as the indices do of a tile by TMA: loops that have one index in the tile are then numbers."""
+        self.check_axes([*lengths, *(starts or ())])
         declared = self.problem.template.results[result]
         lines, engine = list[str](), None
         if declared.access == "tma":
@@ -420,7 +434,7 @@ class Slots:
                 engine = Engine(
                     self, result, Window(declared.axes, self.problem.loops, starts, self._tile_lengths(declared.axes, lengths))
                 )
-        emitter = self.emitter(declared.axes, indices, self.problem.loops, lengths, within=Within(end=end))
+        emitter = self.emitter(declared.axes, indices, self.problem.loops, lengths, within=Within(end=end, starts=starts or {}))
         emitter.engine = engine
         return [*lines, *self._epilogue(emitter, Stored(declared, name, declared.axes, indices, lengths))]
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Protocol
@@ -60,7 +61,8 @@ def shift_name(number: int) -> str:
 class Dimension:
     """An axis of a tile: its letter, its loops, the text of its length, and that of its indices (one dimension). A point of the
     tile may stand for `adjacent` along the axis; then `loops` are without the last one. Points from `end` on, where that is
-    said, are past the end of the tile. One index may be given as a `pair`."""
+    said, are past the end of the tile. One index may be given as a `pair`. In a tile that begins at `start` the `uniform`
+    loops, the first of `loops`, have one index each."""
 
     axis: str
     loops: tuple[Var, ...]
@@ -70,6 +72,8 @@ class Dimension:
     adjacent: int = 1
     end: str = ""
     pair: Pair | None = None
+    start: str = ""
+    uniform: tuple[Var, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,7 +123,7 @@ class TileEmitter(PointEmitter):
         self.counter = parameters.count
         self.order = "".join(d.axis for d in dimensions)
         self.wide = is_wide(problem)
-        self.axis_of = {v: d.axis for d in dimensions for v in d.loops}
+        self.axis_of = {v: d.axis for d in dimensions for v in d.loops[len(d.uniform) :]}
         self.level = frozenset(self.order)
         self._masked = frozenset(d.axis for d in dimensions if d.ragged)
         self.behind = False  # behind the matmuls, in registers: what makes operands goes through other instructions
@@ -293,7 +297,7 @@ class TileEmitter(PointEmitter):
         for k, d in enumerate(self.dimensions):
             lift = ", ".join(":" if j == k else "None" for j in range(len(self.dimensions)))
             lifted = d.index if len(self.dimensions) == 1 else f"{d.index}[{lift}]"
-            head += self._loops(d, f"{lifted}.to(tl.int64)" if self.wide else lifted)
+            head += self._uniform_loops(d) + self._loops(d, f"{lifted}.to(tl.int64)" if self.wide else lifted)
             if d.ragged:
                 extent = ix.floordiv(self.problem.extent(d.axis), ix.constant(d.adjacent))
                 head.append(f"{self.inside(d.axis)} = {lifted} < ({d.end or self.text(extent)})")
@@ -309,19 +313,50 @@ class TileEmitter(PointEmitter):
         parts = ((first,), d.pair.outer), (tuple(others), d.pair.inner)
         return [line for loops, index in parts for line in self._loops(replace(d, loops=loops), cast.format(index))]
 
+    def _uniform_loops(self, d: Dimension) -> list[str]:
+        """Those that have one index in the whole tile: numbers, where other loops have vectors."""
+        if not d.uniform:
+            return []
+        first = f"(({d.start}) // {_extent(d.loops[len(d.uniform) :])})"
+        return self._loops(replace(d, loops=d.uniform, uniform=()), f"tl.cast({first}, tl.int64)" if self.wide else first)
+
     def _loops(self, d: Dimension, index: str) -> list[str]:
-        """The loops of a composite axis as digits of its index, the last one fastest."""
+        """The loops of a composite axis as digits of its index, the last one fastest. Behind uniform loops they count from
+        where these are."""
         lines: list[str] = []
         divisor = ix.ONE
-        for v in reversed(d.loops):
+        loops = d.loops[len(d.uniform) :]
+        if d.uniform and not self.variables.isdisjoint(loops):
+            within = _extent(loops)
+            index = f"({index} - ({d.start}) // {within} * {within})"
+        for v in reversed(loops):
             if v in self.variables:
                 quotient = index if divisor == 1 else f"({index} // ({self.text(divisor)}))"
-                rest = "" if v is d.loops[0] else f" % ({self.text(v.extent)})"
+                rest = "" if v is loops[0] else f" % ({self.text(v.extent)})"
                 name = self._variable(v)
                 lines.append(f"{name} = {quotient}{rest}")
                 self.made_names.add(name)
             divisor = divisor * v.extent
         return lines
+
+
+def uniform_loops(loops: Sequence[Var], block: int) -> tuple[Var, ...]:
+    """The loops of an axis that have one index in each tile of `block` points that begins at a multiple of that: as many as
+    leave others a multiple of it."""
+    within = 1
+    for k in range(len(loops) - 1, 0, -1):
+        extent = loops[k].extent.as_int()
+        if extent is None:
+            return ()
+        within *= extent
+        if within % block == 0:
+            return tuple(loops[:k])
+    return ()
+
+
+def _extent(loops: Sequence[Var]) -> int:
+    """How many points loops of known extents have together."""
+    return math.prod(extent for v in loops if (extent := v.extent.as_int()) is not None)
 
 
 def is_wide(problem: Problem) -> bool:

@@ -14,12 +14,14 @@ import torch
 
 from kgen.device import ADDITIONS, L2_RATE, LINE
 from kgen.ir import index as ix
+from kgen.ir import ops
 from kgen.ir import values as vs
-from kgen.ir.index import Expr
+from kgen.ir.index import Expr, Var
 from kgen.templates.calibration import HOPPER
 from kgen.templates.contract import Config
 from kgen.templates.problem import Input, Problem, memoised, memoised_at_sizes
 from kgen.templates.triton.codegen.precision import exact_values
+from kgen.templates.triton.codegen.tile import uniform_loops
 from kgen.templates.triton.codegen.tma_layout import by_tma, tiles_read
 
 # Seconds: a launch with what stands idle at either end; starting a program; from asking for a stage until it is there.
@@ -540,17 +542,27 @@ def _by_element(problem: Problem, config: Config) -> float:
     """Seconds that warps spend on the elements of a step's operands, one by one: those that they compute, and those that no
     wide load brings."""
     total = 0.0
-    for one, seconds_each in _costly(problem):
+    for one, seconds_each in _costly(problem, _uniform(problem, config)):
         pairs = zip(_blocks(problem, one), one.axes, strict=True)
         lengths = [min(config.get(block, 1), problem.size(axis)) for block, axis in pairs]
         total += math.prod(lengths) * seconds_each * _unsteadiness(problem, one, config)
     return total
 
 
+def _uniform(problem: Problem, config: Config) -> frozenset[Var]:
+    """The loops that have one index in each tile of an operand."""
+    pairs = (
+        (one.loops[axis], block)
+        for one in _operands(problem)
+        for axis, block in zip(one.axes, _blocks(problem, one), strict=True)
+    )
+    return frozenset(v for loops, block in pairs if len(loops) > 1 for v in uniform_loops(loops, config.get(block, 1)))
+
+
 @memoised_at_sizes
-def _costly(problem: Problem) -> list[tuple[Input, float]]:
+def _costly(problem: Problem, uniform: frozenset[Var]) -> list[tuple[Input, float]]:
     """Operands whose elements cost seconds one by one, and how many each."""
-    found = [(one, _of_element(problem, one)) for one in _operands(problem)]
+    found = [(one, _of_element(problem, one, uniform)) for one in _operands(problem)]
     return [(one, each) for one, each in found if each]
 
 
@@ -568,14 +580,29 @@ def _unsteadiness(problem: Problem, one: Input, config: Config) -> float:
 
 
 @memoised_at_sizes
-def _of_element(problem: Problem, one: Input) -> float:
-    """Seconds of a warp for an element of an operand's tile."""
+def _of_element(problem: Problem, one: Input, uniform: frozenset[Var] = frozenset()) -> float:
+    """Seconds of a warp for an element of an operand's tile, in which the `uniform` loops have one index each."""
     if one.load is None:
-        return GATHERED if problem.reads_window(one) else COMPUTED * vs.total_cost([one.value], LONGER)
+        return GATHERED if problem.reads_window(one) else COMPUTED * _operations(one, uniform)
     if by_tma(problem, one):
         return 0.0
     width = _width(problem, one, one.load)
     return PLACED[width] if width < WIDEST else JUMPING if problem.reads_window(one) else 0.0
+
+
+def _operations(one: Input, uniform: frozenset[Var]) -> int:
+    """Elementary operations for each element of a computed operand, less those of what is the same in all of a tile along an
+    axis, because it differs along its uniform loops alone."""
+    everything = vs.total_cost([one.value], LONGER)
+    axes = [(frozenset(loops) - uniform, frozenset(loops) & uniform) for loops in one.loops.values()]
+    if not any(same for _, same in axes):
+        return everything
+    atoms: dict[vs.Value, frozenset[ix.Atom]] = {}
+    for v in vs.topological([one.value]):
+        own = (ix.free_atoms(e) for e in vs.index_exprs(v))
+        atoms[v] = frozenset().union(*own, *(atoms[c] for c in vs.children(v)))
+    shared = (v for v, found in atoms.items() if any(found & same and not found & others for others, same in axes))
+    return everything - sum(ops.cost(v.op) + LONGER.get(v.op, 0) for v in shared)
 
 
 def _width(problem: Problem, one: Input, load: vs.Value) -> int:
