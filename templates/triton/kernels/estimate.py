@@ -249,14 +249,18 @@ def streamed(problem: Problem, config: Config) -> float:
     each = problem.size("b") * _tiles(problem, "n", config.BLOCK_N) / problem.device.compute_units
     several *= _in_runs(problem, config)
     reading = max(_streaming(problem, each, UNEVEN) * wasted * several, steps * READ_STEP)
-    working = each * steps * config.BLOCK_K * config.BLOCK_N * _of_computed(problem) / ELEMENT_WARPS
-    return LAUNCH + max(reading, working)
+    elements = config.BLOCK_N * _of_computed(problem, "B") + config.BLOCK_M * _of_computed(problem, "A")
+    return LAUNCH + max(reading, each * steps * config.BLOCK_K * elements / ELEMENT_WARPS)
 
 
-def _of_computed(problem: Problem) -> float:
-    """Seconds of a warp for each element of computed matrices that a program has room for, whether it is one or not."""
-    found = [one for one in _operands(problem) if one.load is None and one.name == "B"]
-    return sum(GATHERED * IN_STEPS if problem.reads_window(one) else _of_element(problem, one) for one in found)
+def _of_computed(problem: Problem, name: str) -> float:
+    """Seconds of a warp for each element of computed operands that a program has room for, whether it is one or not. Of the
+    row, which every program computes, each number that it is made of is read as well."""
+    total = 0.0
+    for one in (one for one in _operands(problem) if one.load is None and one.name == name):
+        reads = len(vs.loads([one.value])) if name == "A" else 0
+        total += GATHERED * IN_STEPS if problem.reads_window(one) else _of_element(problem, one) + COMPUTED * READ * reads
+    return total
 
 
 def _in_runs(problem: Problem, config: Config) -> float:
