@@ -77,6 +77,7 @@ def test_loops_that_have_one_index_in_a_tile(numbers: tuple[int, ...], block: in
     assert uniform_loops(loops, block) == loops[:uniform]
 
 
+@pytest.mark.every(3)
 @pytest.mark.interpret
 @pytest.mark.parametrize("rows", [64, 128, 40])
 @pytest.mark.parametrize("name", FUNCTIONS)
