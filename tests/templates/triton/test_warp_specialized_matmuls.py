@@ -171,6 +171,21 @@ def test_a_gathered_residual_has_registers() -> None:
 
 
 @pytest.mark.ptx
+def test_what_differs_by_the_batch_is_one_row() -> None:
+    """Its index is a number, and so is the index of a table that it looks up."""
+
+    def gated(x: Tensor, w: Tensor, gates: Tensor, tokens: Tensor) -> Tensor:
+        return F.linear(x, w) * torch.sigmoid(gates[tokens])[:, None] + gates[tokens][:, None, :1]
+
+    args = [r(3, 256, 128, dtype=bf), r(256, 128, dtype=bf), r(10, 256, dtype=bf), torch.arange(3)]
+    made = kernels(gated, args, lambda configs: configs[::5])
+    assert made
+    assert all(re.search(r"x0 = \(\(.*\) // 256\)", one.kernel.source) for one in made)
+    for one, found in zip(made, triton.compile_kernels([one.kernel for one in made], 90), strict=True):
+        assert found.stack <= 64, one.config
+
+
+@pytest.mark.ptx
 def test_wide_tiles_of_integers_compile() -> None:
     """Triton writes no multiplication of 256 columns of integers."""
     args = [r(128, 128).mul(9).to(torch.int8), r(256, 128).mul(9).to(torch.int8)]
