@@ -124,6 +124,10 @@ class KernelTemplate:
         """An estimate of the time of a kernel that makes several problems with `parts`; None: from those of each alone."""
         return None
 
+    def shared_seconds(self, problem: Problem, config: Config) -> float:
+        """Seconds of what a device has one of for all its programs, besides the memory: kernels in one launch share it."""
+        return 0.0
+
     def facts(self, problems: Sequence[Problem], config: Config) -> object:
         """An object whose attributes the Jinja file reads as ``facts.name``: what has to be computed is computed there."""
         return None

@@ -154,7 +154,7 @@ def grouped_seconds(problems: Sequence[Problem], config: Config, alone: Sequence
     waves = [problem.sizes.of(count) / problem.device.compute_units for problem, count in zip(problems, counts, strict=True)]
     busy = sum((own - launch) * wave / max(1, math.ceil(wave)) for own, wave in zip(each, waves, strict=True))
     total = sum(waves)
-    moving = sum(min(own - launch, _moving(problem)) for own, problem in zip(each, problems, strict=True))
+    moving = sum(min(own - launch, _sharing(problem, config)) for own, problem in zip(each, problems, strict=True))
     return max(_last_end(each, waves), launch + max(moving, busy * (math.ceil(total) / total if total else 1)))
 
 
@@ -170,6 +170,11 @@ def _last_end(each: Sequence[float], waves: Sequence[float]) -> float:
         ends.append(own + (math.floor(begun) * busy / begun if begun else 0.0))
         begun, busy = begun + wave, busy + own * wave / max(1, math.ceil(wave))
     return max(ends)
+
+
+def _sharing(problem: Problem, config: Config) -> float:
+    """Seconds in which a kernel has what others need: the memory, or what else a device has one of."""
+    return max(_moving(problem), problem.template.author.shared_seconds(problem, config))
 
 
 def _moving(problem: Problem) -> float:

@@ -184,9 +184,7 @@ def seconds(problem: Problem, config: Config, shared: int, registers: int) -> fl
         busy = each * (mma + tile.bare + tile.epilogue + tile.stores + START)
     busy += _summing(problem, config, tiles) + each * _turning(problem, config)
     arriving = _arriving(problem, config, min(tiles, device.compute_units * together) * max(1, in_flight))
-    streaming = max(
-        _streaming(problem, waves / together) * _in_runs(problem, config), arriving, _filling(problem, config, tiles)
-    )
+    streaming = max(_streaming(problem, waves / together) * _in_runs(problem, config), arriving, filling(problem, config))
     busy *= MASKED if _reads_in_bounds(problem, config) else 1.0
     busy *= DOUBTFUL if any(one.load is None for one in problem.inputs.values()) else 1.0
     parting = PARTING if _has_parts(config) else 0.0
@@ -491,8 +489,9 @@ def _arriving(problem: Problem, config: Config, on_their_way: int) -> float:
     return tiles * ARRIVING / on_their_way
 
 
-def _filling(problem: Problem, config: Config, tiles: int) -> float:
+def filling(problem: Problem, config: Config) -> float:
     """Seconds that TMA takes to fill with zeros what tiles have beyond the ends of operands."""
+    tiles = problem.size("b") * _tiles(problem, "m", config.BLOCK_M) * _tiles(problem, "n", config.BLOCK_N)
     steps = math.ceil(problem.size("k") / config.BLOCK_K)
     zeros = sum(_zeros(problem, one, config) for one in _operands(problem) if by_tma(problem, one))
     return tiles * steps * zeros / (ZEROS_SHARE * L2_RATE * problem.device.compute_units)

@@ -181,6 +181,9 @@ class TmaTemplate(DotTemplate):
     def seconds(self, problem: Problem, config: Config) -> float:
         return seconds(problem, config)
 
+    def shared_seconds(self, problem: Problem, config: Config) -> float:
+        return estimate.filling(problem, config)
+
     def epilogue_subtile(self, problem: Problem, config: Config) -> dict[str, int]:
         return epilogue_subtile(problem, config)
 
