@@ -80,7 +80,7 @@ class LibraryStrides(Transform):
             positions = known.get(node.out, ()) if ir.is_contraction(node) and node.vendor is not None else ()
             if positions and ir.is_contraction(node):
                 if RESULT in positions:
-                    draft.graph.buffers |= _with_longer_rows(draft.graph, [node])
+                    draft.graph.buffers[node.out] = _with_longer_rows(draft.graph, [node])[node.out]
                 copies, node = _with_copies(draft.graph, node, positions)
                 nodes += [copy for copy in copies.values() if copy.out not in made]
                 made.update(copies)

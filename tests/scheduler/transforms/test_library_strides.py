@@ -84,6 +84,18 @@ def test_inputs_are_copied_for_long_matmuls_and_results_have_longer_rows(tf32: N
     assert set(rows(short)) <= {2050}
 
 
+def test_what_no_matmul_touches_keeps_its_rows(tf32: None) -> None:
+    def f(x: Tensor, w: Tensor, z: Tensor) -> tuple[Tensor, Tensor]:
+        total = z.sum(-1)
+        return (x @ w).amax(1), (total * total.t()).amax(1)
+
+    plan = planned(f, torch.empty(8192, 2050), torch.empty(2050, 2050), torch.empty(2050, 2050, 8))
+    [call] = calls(plan)
+    assert strides(plan, call.outs[0]) == [2080, 1]
+    totals = [name for name, buffer in plan.graph.buffers.items() if buffer.kind == "intermediate" and name.startswith("sum")]
+    assert [strides(plan, name) for name in totals] == [[2050, 1]]
+
+
 def test_full_float32_is_multiplied_as_fast_from_any_row() -> None:
     plan = planned(lambda x, w: (x @ w).amax(1), torch.empty(8192, 2050), torch.empty(2050, 2050))
     assert set(rows(plan)) <= {2050}
