@@ -65,7 +65,8 @@ SHORT_STEPS, SHORTEST_WASTE, SHORT_STEP_POINTS, PROGRAMS_OF_STEPS = (32, 16, 8, 
 # Rows and columns of a tile that share what belongs to columns; and bytes of lines that the L1 cache serves in the time of one
 # from memory.
 COLUMN_ROWS, COLUMNS_OF_A_TILE, LINES_OF_A_BYTE = 32, 128, 6
-# Neighbours at most that a plane takes with its rows.
+# The least side of a plane of heavy points, and neighbours at most that a plane takes with its rows.
+LINE_OF_A_PLANE = 64
 MOST_INTERLEAVED = 8
 # Operations that take an SM as long as its share of memory takes for a byte.
 OPERATIONS_OF_A_BYTE = 6
@@ -163,7 +164,7 @@ def _tiled(kernel: Kernel, graph: ir.Graph, sizes: Sizes, gpu: Gpu, reorder: boo
     kernel = unrolled(kernel, graph, sizes, gpu) if reorder and unroll else kernel
     wide = not _fits_32(kernel)
     if kernel.share is not None:
-        blocks = shared_blocks(sizes.points(kernel.outer), sizes.points(kernel.inner), gpu)
+        blocks = _lightened_shares(kernel, shared_blocks(sizes.points(kernel.outer), sizes.points(kernel.inner), gpu))
         in_flight = SHARED_BYTES // max(1, blocks.x * blocks.r * _bytes_per_point(kernel))
         blocks = replace(blocks, stages=1 + min(SHARED_STAGES - 1, in_flight))
         return Tiling(kernel, kernel.outer, (), blocks, True, wide)
@@ -184,7 +185,8 @@ def _tiled(kernel: Kernel, graph: ir.Graph, sizes: Sizes, gpu: Gpu, reorder: boo
     x = (*kernel.outer[-1:], *_interleaved(kernel, slow, touches, sizes))
     y = (*(v for v in kernel.outer if v not in x and v is not slow), slow)
     results = sizes.points(looped.outer) // max(1, sizes.points(kernel.outer))
-    return Tiling(kernel, x, y, _plane_blocks(sizes.points(x), slow, sizes, results), True, wide)
+    blocks = _lightened_plane(kernel, _plane_blocks(sizes.points(x), slow, sizes, results))
+    return Tiling(kernel, x, y, blocks, True, wide)
 
 
 def _reduced(kernel: Kernel, graph: ir.Graph, sizes: Sizes, gpu: Gpu, reorder: bool) -> Tiling:
@@ -483,6 +485,20 @@ def _plane_blocks(length: int, slow: Var, sizes: Sizes, results: int) -> Blocks:
     return Blocks(x=x, y=y, warps=8 if x * y > 4096 else 4)
 
 
+def _lightened_plane(kernel: Kernel, blocks: Blocks) -> Blocks:
+    """With fewer points a thread where their values would leave an SM with one program: first a shorter side, of a full cache
+    line yet, then more warps."""
+    each = registers_of_a_point(kernel)
+    while each * blocks.x * blocks.y > MOST_OF_COLUMNS * 32 * blocks.warps:
+        if blocks.y > LINE_OF_A_PLANE:
+            blocks = replace(blocks, y=blocks.y // 2)
+        elif blocks.warps < WARPS_PER_SM:
+            blocks = replace(blocks, warps=2 * blocks.warps)
+        else:
+            break
+    return blocks
+
+
 # ---- reductions -----------------------------------------------------------------------------------------------------
 
 
@@ -688,6 +704,20 @@ def shared_blocks(rows: int, length: int, gpu: Gpu) -> Blocks:
     while x > 1 and rows < x * gpu.compute_units:
         x //= 2
     return Blocks(x=x, r=r, warps=max(1, min(MAX_WARPS, x * r // SHARED_WARP)), stages=SHARED_STAGES)
+
+
+def _lightened_shares(kernel: Kernel, blocks: Blocks) -> Blocks:
+    """With fewer points a thread where a point has many values, the sums of its columns among them: an SM would hold one such
+    program, and the others would follow in a second round. First fewer rows, then more warps for one row."""
+    each = registers_of_a_point(kernel) + sum(s.kind == "column" for s in kernel.statements)
+    while each * _points_of_a_thread(blocks) > FEW_REGISTERS:
+        if blocks.x > 1:
+            blocks = replace(blocks, x=blocks.x // 2)
+        elif blocks.warps < WARPS_PER_SM:
+            blocks = replace(blocks, warps=2 * blocks.warps)
+        else:
+            break
+    return blocks
 
 
 def _bytes_per_point(kernel: Kernel) -> int:

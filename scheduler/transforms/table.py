@@ -8,6 +8,7 @@ from kgen.scheduler.transforms.column_reduction import ColumnReduction
 from kgen.scheduler.transforms.concat_split import ConcatSplit
 from kgen.scheduler.transforms.full_row_tiles import FullRowTiles
 from kgen.scheduler.transforms.library_fusion import LibraryFusion
+from kgen.scheduler.transforms.library_strides import LibraryStrides
 from kgen.scheduler.transforms.operand_padding import OperandMaterialisation, OperandPadding
 from kgen.scheduler.transforms.operand_reduction import OperandReduction
 from kgen.scheduler.transforms.output_split import OutputSplit
@@ -48,6 +49,7 @@ TRANSFORMS: tuple[Transform, ...] = (
     Selection(),
     SplitSoftmax(),
     TilePartials(),
+    LibraryStrides(),
     LibraryFusion(),
     ColumnReduction(),
     BlockReduction(),

@@ -16,7 +16,7 @@ from kgen.ir import values as vs
 from kgen.ir.index import Atom, Expr, Var
 from kgen.ir.plan import Statement, Tiling
 from kgen.ir.values import Value
-from kgen.templates.triton.codegen.adjacent import runs_of_stores
+from kgen.templates.triton.codegen.adjacent import runs_of_stores, side_by_side
 from kgen.templates.triton.codegen.online_softmax import Rescaled, rescaled_sums
 from kgen.templates.triton.codegen.point import Axes, PointEmitter, Scope
 from kgen.templates.triton.codegen.precision import exact_values
@@ -111,14 +111,17 @@ class Emitter(PointEmitter):
     def _store_side_by_side(self, run: Sequence[Statement]) -> None:
         """One store of what follows each other in memory; of no loop over an inner space, and no second axis."""
         self.scope, self.level = self.outer, frozenset("x")
-        out, number = run[0].outs[0], len(run)
+        out, number = run[0].outs[0], 1 << (len(run) - 1).bit_length()
         dtype = self.graph.buffers[out].dtype
         values = [self._narrowed(self._tile(self._before_rounding(s.value, out)), dtype) for s in run]
+        values += values[-1:] * (number - len(run))
         for s in run:
             self._define(s.outs[0], self.emit(s.value), self.axes(s.value), False)
         at = f"({self._offset_text(run[0].store[0])})[:, None] + tl.arange(0, {number})[None, :]"
-        mask = f", {self.inside('x')}[:, None]" if "x" in self.masked() else ""
-        self._line(f"tl.store({self._pointer(out)} + ({at}), lib.side_by_side_{number}({', '.join(values)}){mask})")
+        masks = [f"{self.inside('x')}[:, None]"] if "x" in self.masked() else []
+        masks += [f"(tl.arange(0, {number}) < {len(run)})[None, :]"] if number > len(run) else []
+        mask = f", {' & '.join(masks)}" if masks else ""
+        self._line(f"tl.store({self._pointer(out)} + ({at}), {side_by_side(values)}{mask})")
 
     def _passes_of_loads(self, statements: list[Statement]) -> dict[Value, list[int]]:
         """Which sections load what of a row that is walked several times; nothing of other kernels."""

@@ -175,6 +175,7 @@ from kgen.templates.triton.device.random import (
 )
 from kgen.templates.triton.device.rounded import inverses, quotients, roots
 from kgen.templates.triton.device.row_loops import (
+    alternating,
     blocks_of,
     fold_blocks_max,
     fold_blocks_min,

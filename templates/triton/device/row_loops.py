@@ -147,6 +147,12 @@ def side_by_side_4(first, second, third, fourth):
 
 
 @triton.jit
+def alternating(even, odd):
+    """Rows whose elements take turns."""
+    return tl.reshape(tl.join(even, odd), [even.shape[0], 2 * even.shape[1]])
+
+
+@triton.jit
 def fold_blocks_sum(tile, width: tl.constexpr):
     return to_points(fold_sum(blocks_of(tile, width), 2), width)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from kgen.device import Gpu
@@ -76,3 +77,17 @@ def test_a_plane_takes_neighbours_with_its_rows() -> None:
     touches = [Touch(at, 4, 4 * number, False, store) for at, number, store in moved]
     assert _interleaved(kernel, rows, touches, Sizes({})) == (pair,)
     assert _interleaved(kernel, rows, [*touches[1:]], Sizes({})) == ()
+
+
+def blended(x: Tensor, small: Tensor) -> Tensor:
+    larger = F.interpolate(small, size=x.shape[-2:], mode="bilinear", align_corners=False)
+    return (x + larger).contiguous(memory_format=torch.channels_last)
+
+
+def test_planes_of_heavy_points_are_smaller() -> None:
+    """Thirty-two points a thread would take 172 registers, and an SM would hold one program of 8 warps."""
+    plan = planned(blended, torch.empty(4, 128, 76, 106).half(), torch.empty(4, 128, 37, 53).half())
+    [tiling] = [choose_tiles(kernel, plan.graph, Sizes({}), Gpu()) for kernel in plan.kernels]
+    blocks = tiling.blocks
+    assert tiling.y
+    assert blocks.x * blocks.y <= 8 * 32 * blocks.warps

@@ -94,3 +94,17 @@ def test_results() -> None:
     image, target = torch.randn(2, 3, 47, 101), torch.randn(2, 3, 47, 101)
     at = torch.rand(2, 47, 101, 2) * 2.2 - 1.1
     run(sampled, image, at, target, gpu_interpreter=True)
+
+
+def mixed(x: Tensor, y: Tensor, flag: Tensor, count: Tensor, c: Tensor) -> tuple[Tensor, ...]:
+    """Extremes of rows, many results of each point, and sums of columns."""
+    a, b, whole = x * flag + count, torch.where(flag, x, y) - c, (count // 3 * flag).float() + (x > c)
+    return a, b, whole, (a + b).sum(0, dtype=torch.float32), count / 7, torch.add(x, c, alpha=2).amax(1)
+
+
+def test_rows_with_many_values_leave_room_for_another_program() -> None:
+    """Two rows of 2,048 points would take 166 registers of each thread, and an SM would hold one program of 8 warps."""
+    x = torch.empty(3001, 1777)
+    plan = planned(mixed, x.half(), x, x.bool(), x.int(), x.bfloat16())
+    [tiling] = [tiling for tiling in reductions(plan) if tiling.kernel.share is not None]
+    assert points_of_a_thread(tiling) <= 8

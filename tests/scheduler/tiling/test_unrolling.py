@@ -131,6 +131,28 @@ def test_adjacent_results_are_stored_together(number: int, monkeypatch: pytest.M
     assert any(f"lib.side_by_side_{number}" in text for text in texts)
 
 
+@pytest.mark.interpret
+@pytest.mark.parametrize(
+    ("number", "width", "dtype"),
+    [(3, 0, torch.float32), (5, 8, torch.float32), (9, 16, torch.float32), (7, 8, torch.float16), (8, 0, torch.float32)],
+)
+def test_many_adjacent_results_are_exchanged(
+    number: int, width: int, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Up to four stores of a point stay, such as two vectors of four."""
+
+    def several(s: Tensor) -> Tensor:
+        t = s.to(dtype)
+        made = [t, t + 1, t * 2, -t, t.exp(), t.sin(), t.sqrt(), t.cos(), t.abs()]
+        return torch.stack(made[:number], -1)
+
+    texts: list[str] = []
+    monkeypatch.setattr(loops, "canonical_text", lambda text, names: texts.append(text) or canonical_text(text, names))
+    s = torch.rand(1003)
+    torch.testing.assert_close(compiled(several, s), several(s))
+    assert any(f"tl.arange(0, {width}) < {number}" in text for text in texts) == (width > 0)
+
+
 def test_indices_are_work_too() -> None:
     image = torch.zeros(64, 225, 225, 3, dtype=torch.uint8)
     assert extents(tiled(channels, image, torch.rand(3))) == [64, 225, 225]
