@@ -176,7 +176,7 @@ def missing_values(x: Tensor, w: Tensor) -> Tensor:
     count = (~y.isnan()).sum(0)
     spread = ((torch.nan_to_num(y - mean, nan=0.0) ** 2).sum(0) / (count - 1).clamp(min=1) + 0.1).sqrt()
     filled = torch.where(gaps, mean, x)
-    return F.linear(torch.cat([(filled - mean) / (spread + 1e-3), gaps.to(x.dtype)], -1), w)
+    return F.linear(torch.cat([F.silu((filled - mean) / (spread + 1e-3)), gaps.to(x.dtype)], -1), w)
 
 
 def special_likelihoods(x: Tensor, k: Tensor) -> Tensor:
