@@ -261,7 +261,11 @@ class _Move:
         """Operations for an element. A thread has all points of one short loop, if that saves most."""
         old, new = [self.old[number] for number in group], [self.new[number] for number in group]
         node = self.among.nodes[group[0]]
-        short = [v for v in node.vars[1:-1] if 1 < (v.extent.as_int() or 0) <= MOST_SHARED] if isinstance(node, ir.Pointwise) else []
+        short = (
+            [v for v in node.vars[1:-1] if 1 < (v.extent.as_int() or 0) <= MOST_SHARED]
+            if isinstance(node, ir.Pointwise)
+            else []
+        )
 
         def more(v: ix.Var | None) -> float:
             (computed, loaded), (before, loaded_before) = _operations(new, v), _operations(old, v)
