@@ -13,7 +13,7 @@ import math
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
-from typing import cast
+from typing import Any, cast
 
 import torch
 
@@ -120,7 +120,7 @@ class _Narrowing:
         for number in readers:
             node = self.graph.nodes[number]
             if isinstance(node, ir.Contraction):
-                given = {field: value for field in OPERANDS if (value := getattr(node, field)) is not None}
+                given: dict[str, Any] = {field: value for field in OPERANDS if (value := getattr(node, field)) is not None}
                 found = vs.replace_loads([*given.values()], narrower)
                 self.graph.nodes[number] = replace(node, **dict(zip(given, found, strict=True)))
             else:

@@ -123,7 +123,9 @@ def _reads_less(made: Kernel, statements: Sequence[Statement], loop: _Loop, grap
         return {(offset, dtype.itemsize) for _, (offset,), dtype in loads if fast in ix.free_atoms(offset)}
 
     apart, together = [read((point,)) for point in loop.points], read(loop.points)
-    size = sum(graph.buffers[o].dtype.itemsize for s in made.statements for o, kept in zip(s.outs, s.stored, strict=True) if kept)
+    size = sum(
+        graph.buffers[o].dtype.itemsize for s in made.statements for o, kept in zip(s.outs, s.stored, strict=True) if kept
+    )
     before, after = (size + sum(width for _, width in loads) for loads in ([x for one in apart for x in one], together))
     later = made.outer[made.outer.index(loop.left) :]
     far = sizes.points(later) * before // len(loop.points) >= CACHED
