@@ -120,9 +120,10 @@ class _Narrowing:
         for number in readers:
             node = self.graph.nodes[number]
             if isinstance(node, ir.Contraction):
-                given: dict[str, Any] = {field: value for field in OPERANDS if (value := getattr(node, field)) is not None}
-                found = vs.replace_loads([*given.values()], narrower)
-                self.graph.nodes[number] = replace(node, **dict(zip(given, found, strict=True)))
+                given = [field for field in OPERANDS if getattr(node, field) is not None]
+                found = vs.replace_loads([getattr(node, field) for field in given], narrower)
+                changed: dict[str, Any] = dict(zip(given, found, strict=True))
+                self.graph.nodes[number] = replace(node, **changed)
             else:
                 assert isinstance(node, Reader)
                 self.graph.nodes[number] = replace(node, value=vs.replace_loads([node.value], narrower)[0])

@@ -211,8 +211,8 @@ def nested_sizes(x: Tensor, y: Tensor) -> Tensor:
 def later_tokens(x: Tensor, rows: Tensor, norms: Tensor, join: Tensor, head: Tensor, target: Tensor) -> Tensor:
     """Multi-token prediction: a hidden state beside the next token's row, joined; one head gives both losses."""
     d = x.shape[-1]
-    ahead = torch.cat([F.rms_norm(x[:, :-1], (d,), norms[0]), F.rms_norm(rows[:, 1:], (d,), norms[1])], -1)
-    y = F.linear(ahead, join)
+    joined = torch.cat([F.rms_norm(x[:, :-1], (d,), norms[0]), F.rms_norm(rows[:, 1:], (d,), norms[1])], -1)
+    y = F.linear(joined, join)
     first = F.cross_entropy(F.linear(x, head).float().flatten(0, 1), target.flatten())
     return first + 0.3 * F.cross_entropy(F.linear(y, head).float().flatten(0, 1), target[:, 1:].flatten())
 

@@ -136,9 +136,9 @@ def rolling_betas(x: Tensor, market: Tensor) -> tuple[Tensor, Tensor]:
     return beta, rest.clamp(min=0).sqrt()
 
 
-def resampled_statistics(x: Tensor, picks: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+def resampled_statistics(x: Tensor, chosen: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """The bootstrap: means, deviations and medians of samples with replacement, and intervals of each."""
-    samples = x[picks]
+    samples = x[chosen]
     stats = torch.stack([samples.mean(-1), samples.std(-1), samples.median(-1).values])
     ordered = stats.sort(-1).values
     n = ordered.shape[-1]

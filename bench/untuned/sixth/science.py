@@ -53,7 +53,7 @@ def weno(q: Tensor) -> Tensor:
     for dim, v in ((1, vx), (2, vy)):
         flux = torch.stack([density * v, mx * v + p * (dim == 1), my * v + p * (dim == 2), (energy + p) * v])
         top = (v.abs() + speed).max()
-        sides = []
+        found = []
         for sign in (1, -1):
             f = 0.5 * (flux + sign * top * q)
             a, b, c, d, e = (f.roll(sign * s, dim) for s in (2, 1, 0, -1, -2))
@@ -62,8 +62,8 @@ def weno(q: Tensor) -> Tensor:
             b2 = 13 / 12 * (c - 2 * d + e) ** 2 + 0.25 * (3 * c - 4 * d + e) ** 2
             w0, w1, w2 = 0.1 / (b0 + 1e-3) ** 2, 0.6 / (b1 + 1e-3) ** 2, 0.3 / (b2 + 1e-3) ** 2
             made = w0 * (2 * a - 7 * b + 11 * c) + w1 * (-b + 5 * c + 2 * d) + w2 * (2 * c + 5 * d - e)
-            sides.append(made / (6 * (w0 + w1 + w2)))
-        whole = sides[0] + sides[1].roll(-1, dim)
+            found.append(made / (6 * (w0 + w1 + w2)))
+        whole = found[0] + found[1].roll(-1, dim)
         out = out - 0.1 * (whole - whole.roll(1, dim))
     return out
 

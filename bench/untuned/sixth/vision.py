@@ -13,7 +13,7 @@ from bench.untuned.block import Block, Make, Sized, image, weight
 HALF, SINGLE = torch.float16, torch.float32
 
 
-def joint_block(
+def two_stream_block(
     x: Tensor, text: Tensor, c: Tensor, changes: Tensor, qkv: Tensor, norms: Tensor, outs: Tensor, mlp: Tensor, angle: Tensor
 ) -> Tensor:
     """Flux: image and text tokens with shifts, scales and gates of their own, one attention over both, turned in pairs."""
@@ -135,8 +135,8 @@ def merged_tokens(x: Tensor, keys: Tensor) -> Tensor:
     return torch.cat([even.gather(1, kept.expand(-1, -1, d)), joined], 1)
 
 
-def distributed_boxes(x: Tensor, target: Tensor, quality: Tensor) -> Tensor:
-    """Boxes as expectations of 16 bins a border: generalised IoU, and cross-entropy with the two bins next to the truth."""
+def distributed_borders(x: Tensor, target: Tensor, quality: Tensor) -> Tensor:
+    """Borders as expectations of 16 bins a border: generalised IoU, and cross-entropy with the two bins next to the truth."""
     n = len(x)
     logits = x.view(n, 4, 16).float()
     reach = (logits.softmax(-1) * torch.arange(16, device=x.device)).sum(-1)
@@ -156,8 +156,8 @@ def distributed_boxes(x: Tensor, target: Tensor, quality: Tensor) -> Tensor:
     return ((1 - giou) * w + 0.25 * -near.mean(-1) + focal).sum() / n
 
 
-def turned_boxes(a: Tensor, b: Tensor) -> Tensor:
-    """Rotated boxes as normal distributions: Wasserstein distance of the two and the overlap of a Kalman filter."""
+def turned_rectangles(a: Tensor, b: Tensor) -> Tensor:
+    """Rotated rectangles as normal distributions: Wasserstein distance of the two and the overlap of a Kalman filter."""
 
     def spread(t: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         size, turn = t[:, 2:4].exp() / 2, t[:, 4]
@@ -184,13 +184,13 @@ def panoptic(masks: Tensor, classes: Tensor) -> tuple[Tensor, Tensor]:
     p = masks.float().sigmoid()
     owner = (score[..., None, None] * p).argmax(1)
     mine = owner[:, None] == torch.arange(masks.shape[1], device=masks.device)[:, None, None]
-    held, whole = (mine & (p >= 0.5)).sum((2, 3)), (p >= 0.5).sum((2, 3))
-    valid = (held > 0) & (held > 0.2 * whole) & (label < classes.shape[-1] - 1)
+    mostly, whole = (mine & (p >= 0.5)).sum((2, 3)), (p >= 0.5).sum((2, 3))
+    valid = (mostly > 0) & (mostly > 0.2 * whole) & (label < classes.shape[-1] - 1)
     number = torch.where(valid, valid.cumsum(1), 0)
-    return number.gather(1, owner.flatten(1)).view_as(owner), held
+    return number.gather(1, owner.flatten(1)).view_as(owner), mostly
 
 
-def grid_slices(guide: Tensor, x: Tensor, grid: Tensor) -> Tensor:
+def grid_colours(guide: Tensor, x: Tensor, grid: Tensor) -> Tensor:
     """HDRNet: affine colour changes from a grid of brightness and place, sliced by a guide, applied to each pixel."""
     b, _, h, w = x.shape
     rows, columns = (torch.linspace(-1, 1, n, device=x.device, dtype=x.dtype) for n in (h, w))
@@ -200,7 +200,7 @@ def grid_slices(guide: Tensor, x: Tensor, grid: Tensor) -> Tensor:
 
 
 def median_of_nine(x: Tensor) -> Tensor:
-    """Each channel's median of three by three pixels, by sorting, and what lies far from it replaced."""
+    """Each channel's median of three by three pixels, by sorting, and what is far from it replaced."""
     b, c, h, w = x.shape
     near = F.pad(x, (1, 1, 1, 1), mode="replicate").unfold(2, 3, 1).unfold(3, 3, 1).reshape(b, c, h, w, 9)
     middle = near.sort(-1).values[..., 4]
@@ -285,7 +285,7 @@ def _flux(m: Make, b: int, n: int, t: int, d: int, s: int) -> list[Tensor]:
     return [m(b, n, d), m(b, t, d), m(b, d), *weights, square, m(n + t, s // 2)]
 
 
-FLUX = Sized(joint_block, _flux, (2, 5, 3, 16, 8))
+FLUX = Sized(two_stream_block, _flux, (2, 5, 3, 16, 8))
 ROTARY = Sized(volume_rotary, lambda m, b, t, h, w, d: [m(b, t, h, w, 3 * d), 1 + 0.1 * m(2, d)], (1, 2, 3, 4, 64))
 PADDED = Sized(
     padded_windows,
@@ -294,11 +294,11 @@ PADDED = Sized(
 )
 HAAR = Sized(wavelet_patches, lambda m, b, c, t, h, w: [m(b, c, t, h, w)], (1, 2, 5, 8, 12), HALF)
 MERGED = Sized(merged_tokens, lambda m, b, n, d: [m(b, n, d), m(b, n, d)], (2, 16, 8), tf32=True)
-SLICED = Sized(grid_slices, lambda m, b, h, w: [m(b, h, w), m(b, 3, h, w), m(b, 12, 8, 16, 16) * 0.1], (1, 7, 9), SINGLE)
+GRID = Sized(grid_colours, lambda m, b, h, w: [m(b, h, w), m(b, 3, h, w), m(b, 12, 8, 16, 16) * 0.1], (1, 7, 9), SINGLE)
 EDGES = Sized(flow_along_edges, lambda m, b, h, w: [m(b, 1, h, w)], (2, 9, 11), SINGLE)
 
 BLOCKS: tuple[Block, ...] = (
-    *FLUX.both("joint block", 2, 1024, 256, 1536, 64),
+    *FLUX.both("two stream block", 2, 1024, 256, 1536, 64),
     *ROTARY.both("volume rotary", 1, 5, 30, 52, 1536),
     *PADDED.both("padded windows", 8, 57, 100, 192),
     HAAR.block("wavelet patches", 1, 3, 49, 480, 832),
@@ -307,14 +307,14 @@ BLOCKS: tuple[Block, ...] = (
         "folded shortcut", 8, 128, 128, training=True
     ),
     *MERGED.both("merged tokens", 32, 1024, 384),
-    Sized(distributed_boxes, lambda m, n: [m(n, 64), m(n, 4) * 6, m(n)], (7,), SINGLE).block(
-        "distributed boxes", 134400, training=True
+    Sized(distributed_borders, lambda m, n: [m(n, 64), m(n, 4) * 6, m(n)], (7,), SINGLE).block(
+        "distributed borders", 134400, training=True
     ),
-    Sized(turned_boxes, lambda m, n: [m(n, 5), m(n, 5)], (7,), SINGLE).block("turned boxes", 200003, training=True),
+    Sized(turned_rectangles, lambda m, n: [m(n, 5), m(n, 5)], (7,), SINGLE).block("turned rectangles", 200003, training=True),
     Sized(panoptic, lambda m, b, q, h, w, c: [m(b, q, h, w), m(b, q, c) * 2], (2, 5, 6, 7, 4)).block(
         "panoptic", 2, 100, 256, 320, 134
     ),
-    *SLICED.both("grid slices", 2, 720, 1280),
+    *GRID.both("grid colours", 2, 720, 1280),
     Sized(median_of_nine, lambda m, b, h, w: [m(b, 3, h, w)], (2, 5, 6), SINGLE).block("median of nine", 8, 480, 641),
     Sized(sharpened, lambda m, b, h, w: [m(b, 3, h, w), m(9)], (1, 11, 12), SINGLE).block("sharpened", 4, 512, 510),
     Sized(mosaic, lambda m, b, h, w: [m(b, h, w), m(2).exp(), m(3, 3)], (2, 6, 8), SINGLE).block("mosaic", 4, 1080, 1920),
