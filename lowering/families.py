@@ -9,6 +9,7 @@ from kgen.lowering import (
     contraction,
     convolution,
     creation,
+    distance,
     donated,
     embedding_bag,
     foreach,
@@ -34,8 +35,8 @@ from kgen.lowering import (
 from kgen.lowering.table import merge
 
 FAMILIES = (
-    activation, attention, concat, contraction, convolution, creation, donated, embedding_bag, foreach, indexing, logic,
-    mutation, norm, pointwise, pooling, random, reduction, row_order, scan, scatter, sorting, special, symbolic, top_k,
+    activation, attention, concat, contraction, convolution, creation, distance, donated, embedding_bag, foreach, indexing,
+    logic, mutation, norm, pointwise, pooling, random, reduction, row_order, scan, scatter, sorting, special, symbolic, top_k,
     user_kernel, views, windows,
 )  # fmt: skip
 RULES = merge(FAMILIES)

@@ -25,6 +25,7 @@ from kgen.lowering import fallback, unbacked
 from kgen.lowering.builder import Builder
 from kgen.lowering.families import CONTRACTIONS, RULES, VIEWS
 from kgen.lowering.fused_calls import note_fused_calls
+from kgen.lowering.narrow_values import store_narrow
 from kgen.lowering.operation import OperatorAxes, lower_operator
 from kgen.lowering.results import Results, owners_of_results
 from kgen.lowering.row_values import MIN_REPEATS, remaining_cost, row_cost, with_row_values_stored
@@ -116,6 +117,7 @@ class _Lowering:
         if len(graph.nodes) > 1:  # one node reads what it is given
             unroll_short_axes(graph, self.builder.fresh)
             if self.context.inlining:
+                store_narrow(graph, self.builder.fresh, self.builder.on_gpu)
                 recompute_in_stencils(graph, self.builder.on_gpu)
                 add_to_sums(graph, self.builder.on_gpu)
         if any(isinstance(node, ir.Reduction) and len(node.outs) > 1 for node in graph.nodes):

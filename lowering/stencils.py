@@ -17,6 +17,7 @@ import torch
 
 from kgen.ir import index as ix
 from kgen.ir import nodes as ir
+from kgen.ir import ops
 from kgen.ir import values as vs
 from kgen.ir.index import Expr
 from kgen.ir.values import Value
@@ -30,6 +31,8 @@ MOST_POINTS = 1.25
 MAX_LOADS, MAX_COST = 32, 400
 # In the time of a byte from memory a GPU does so many operations; a load from a cache takes as long as some of them.
 OPERATIONS, DOUBLE_OPERATIONS, LOAD = 6, 3, 3
+# Points of a loop that a thread may have, at most, so that it computes once what is the same for them.
+MOST_SHARED = 4
 # Values that are tried together, at most.
 MOST_TRIED = 8
 
@@ -254,10 +257,21 @@ class _Move:
         more = ((2 - self.among.in_memory(name)) * self._bytes(name) for name in after - before)
         return sum(map(self._bytes, before & self.names)) - sum(more)
 
-    def _arithmetic(self, group: list[int]) -> int:
+    def _arithmetic(self, group: list[int]) -> float:
+        """Operations for an element. A thread has all points of one short loop, if that saves most."""
         old, new = [self.old[number] for number in group], [self.new[number] for number in group]
-        loads = len(vs.loads(new)) - len(vs.loads(old))
-        return vs.total_cost(new) - vs.total_cost(old) + LOAD * max(loads, 0)
+        node = self.among.nodes[group[0]]
+        short = (
+            [v for v in node.vars[1:-1] if 1 < (v.extent.as_int() or 0) <= MOST_SHARED]
+            if isinstance(node, ir.Pointwise)
+            else []
+        )
+
+        def more(v: ix.Var | None) -> float:
+            (computed, loaded), (before, loaded_before) = _operations(new, v), _operations(old, v)
+            return computed - before + LOAD * max(loaded - loaded_before, 0)
+
+        return min(more(v) for v in (None, *short))
 
     def _bytes(self, name: str) -> int:
         buffer = self.among.graph.buffers[name]
@@ -283,6 +297,16 @@ class _Move:
         gone = [among.nodes[among.makers[name]] for name in ir.reads(node) if name in self.names]
         value = vs.replace_loads([node.value], replaced)[0]
         return replace(node, value=value, origin=_joined(node.origin, gone))
+
+
+def _operations(values: Sequence[Value], along: ix.Var | None) -> tuple[float, float]:
+    """Operations and loads of a point, where all points of the loop `along` share what is the same for them."""
+    computed, loaded = 0.0, 0.0
+    for value in vs.topological(values):
+        share = 1 if along is None or along in value.variables() else along.extent.as_int() or 1
+        computed += ops.cost(value.op) / share
+        loaded += (value.op == "load") / share
+    return computed, loaded
 
 
 def _joined(origin: ir.Origin, nodes: Iterable[ir.Node]) -> ir.Origin:

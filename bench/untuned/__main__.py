@@ -34,7 +34,7 @@ from torch import Tensor
 from bench.gpu_timing import relative_error, seconds
 from bench.measure import geomean, synchronize
 from bench.measurements import write
-from bench.untuned import fifth, fourth, language, patterns, science, second, third, vision
+from bench.untuned import fifth, fourth, language, patterns, science, second, sixth, third, vision
 from bench.untuned.block import Block, cast
 from bench.untuned.cpu_models import CPU_MODELS
 from bench.untuned.models import GPU_MODELS
@@ -46,6 +46,7 @@ LISTS: dict[str, tuple[Block, ...]] = {
     "third": third.BLOCKS,
     "fourth": fourth.BLOCKS,
     "fifth": fifth.BLOCKS,
+    "sixth": sixth.BLOCKS,
 }
 BLOCKS = tuple(block for blocks in LISTS.values() for block in blocks)
 Call = Callable[[], Any]

@@ -626,7 +626,8 @@ def mod(num: ExprLike, den: ExprLike) -> Expr:
 
 
 def _join_divmod(table: dict[tuple[Atom, ...], int]) -> dict[tuple[Atom, ...], int]:
-    """Rewrites ``c*b*(e // b) + c*(e % b)`` to ``c*e``, which is what makes reshape-of-reshape the identity."""
+    """Rewrites ``c*b*(e // b) + c*(e % b)`` to ``c*e``, which is what makes reshape-of-reshape the identity; neighbouring
+    digits of a number become one."""
     mods = [(mono, atom) for mono in table for atom in mono if isinstance(atom, Mod)]
     for mono, atom in mods:
         coef = table.get(mono, 0)
@@ -643,7 +644,22 @@ def _join_divmod(table: dict[tuple[Atom, ...], int]) -> dict[tuple[Atom, ...], i
             for extra, c in (rest * atom.num).terms:
                 table[extra] = table.get(extra, 0) + c
             return _join_divmod(table)
+        digit = next(((m, k) for m, k in mods if k.num is floordiv(atom.num, atom.den)), None)
+        if digit is not None and _take_digit(table, rest, mono, atom, digit[1]):
+            return _join_divmod(table)
     return table
+
+
+def _take_digit(table: dict[tuple[Atom, ...], int], rest: Expr, mono: tuple[Atom, ...], low: Mod, high: Mod) -> bool:
+    """Rewrites ``c*b*((e // b) % k) + c*(e % b)`` to ``c*(e % (b*k))``, where the first is there as well."""
+    partner = (rest * low.den * high.expr()).terms
+    if not partner or any(table.get(m, 0) != c for m, c in partner):
+        return False
+    for m in (mono, *(m for m, _ in partner)):
+        del table[m]
+    for extra, c in (rest * mod(low.num, low.den * high.den)).terms:
+        table[extra] = table.get(extra, 0) + c
+    return True
 
 
 # ---- questions ------------------------------------------------------------------------------------------------------

@@ -207,6 +207,8 @@ def _crossings(
                 continue
             producer = items[source]
             how = keeping.how(producer, _changed_before(items, places, last[name]))
+            if how == "row" and not stored.isdisjoint(producer.outs):
+                how = "memory"  # a scan stores its values and their positions at one index: rows have another than memory
             if name in rows or (name in stored and how != "inline"):
                 continue  # a row is no memory for others: what is stored is read back
             outcome, reason = Outcome.STORED, Reason.EXPENSIVE

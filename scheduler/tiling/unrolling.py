@@ -10,7 +10,7 @@ loop variables.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from kgen.device import Gpu
@@ -32,6 +32,10 @@ NUMBERS = (2, 4)
 GAIN, OPERATIONS_OF_A_BYTE = 1.5, 3
 # Instructions of a division by a known number or its remainder, and of an access besides.
 DIVISION, ACCESS = 4, 2
+# Parts of a loop that a thread has a point of each of, at most, and how many times fewer bytes they have to move together.
+MOST_PARTS, GAIN_OF_PARTS = 4, 1.2
+# Bytes that programs move before a part of a loop is done, at least: a cache has fewer of them read again by the next part.
+CACHED = 1 << 23
 # Bytes between what neighbouring threads store, at most: a sector of a cache line.
 SECTOR = 32
 # Threads that each SM has to have left: with fewer of them, it waits for memory.
@@ -56,6 +60,10 @@ def unrolled(kernel: Kernel, graph: ir.Graph, sizes: Sizes, gpu: Gpu) -> Kernel:
     if not _is_pointwise(kernel):
         return kernel
     statements = _without_locals(kernel.statements)
+    for loop in _parts(kernel):
+        made = replace(kernel, outer=loop.without(kernel.outer), statements=_at_each_point(statements, loop))
+        if _leaves_enough(made.outer, sizes, gpu) and _reads_less(made, statements, loop, graph, sizes):
+            return unrolled(collapsed(made), graph, sizes, gpu)
     moved = sum(touch.distinct for touch in distinct_touches(kernel, graph, sizes)) / max(1, sizes.points(kernel.outer))
     least, found = _work(kernel.outer, statements) / GAIN, kernel
     for loop in (*_short_loops(kernel), *_turns(kernel)):
@@ -84,6 +92,44 @@ def _turns(kernel: Kernel) -> Iterator[_Loop]:
         if extent is not None and number in NUMBERS and extent % number == 0 and extent > MOST_POINTS:
             left = ix.var(f"{v.name}q", extent // number)
             yield _Loop(v, tuple(left.expr() * number + point for point in range(number)), left)
+
+
+def _parts(kernel: Kernel) -> Iterator[_Loop]:
+    """Equal parts of a loop, a point of each at a time: results that a concatenation puts behind each other."""
+    for v in kernel.outer:
+        extent, bounds = v.extent.as_int(), _bounds(kernel, v)
+        length = min(bounds, default=0)
+        if extent is None or not 0 < length < extent or any(bound % length for bound in (*bounds, extent)):
+            continue
+        if extent // length <= MOST_PARTS:
+            left = ix.var(f"{v.name}p", length)
+            yield _Loop(v, tuple(left.expr() + first for first in range(0, extent, length)), left)
+
+
+def _bounds(kernel: Kernel, v: Var) -> set[int]:
+    """The numbers that a loop itself is compared with."""
+    below = (value.args for s in kernel.statements for value in vs.topological(s.roots) if value.op == "lt")
+    return {b.attr for a, b in below if a.op == "index" and a.attr is v.expr() and b.op == "const" and isinstance(b.attr, int)}
+
+
+def _reads_less(made: Kernel, statements: Sequence[Statement], loop: _Loop, graph: ir.Graph, sizes: Sizes) -> bool:
+    """Whether parts read the same elements, which are gone from the caches when the loop comes to the next part."""
+    assert loop.left is not None
+    fast = made.outer[-1]
+
+    def read(points: tuple[Expr, ...]) -> set[tuple[Expr, int]]:
+        found = _at_each_point(statements, replace(loop, points=points))
+        loads = (load.attr for s in found for load in vs.loads(s.roots))
+        return {(offset, dtype.itemsize) for _, (offset,), dtype in loads if fast in ix.free_atoms(offset)}
+
+    apart, together = [read((point,)) for point in loop.points], read(loop.points)
+    size = sum(
+        graph.buffers[o].dtype.itemsize for s in made.statements for o, kept in zip(s.outs, s.stored, strict=True) if kept
+    )
+    before, after = (size + sum(width for _, width in loads) for loads in ([x for one in apart for x in one], together))
+    later = made.outer[made.outer.index(loop.left) :]
+    far = sizes.points(later) * before // len(loop.points) >= CACHED
+    return far and before >= GAIN_OF_PARTS * after and len(made.statements) <= MOST_STATEMENTS
 
 
 def _least_divisor(kernel: Kernel, v: Var) -> int:

@@ -196,6 +196,7 @@ class Search:
         self.after: dict[str, frozenset[str]] = {}  # buffer -> matmuls of which some reduction has to be complete before it
         self.made: dict[str, ir.Pointwise] = {}
         self.sites: dict[str, Site] = {}
+        self.unfolded: dict[tuple[str, Value], Value] = {}  # of a reduction and a load: what is computed again
         self.revisited: set[str] = set()  # matmuls whose elements are read again when a reduction of them is complete
         self.stored: set[str] = set()  # matmuls of which something else than reductions on tiles needs each element
         for node in nodes:
@@ -337,8 +338,11 @@ class Search:
                 return None
             if not any(v in ix.free_atoms(e) for v in node.rvars for e in load.attr[1]):
                 return None
-            mapping: dict[Atom, Expr] = dict(zip(source.vars, load.attr[1], strict=True))
-            return self._unfolded(node, vs.substitute(source.value, mapping))
+            # by load: rounds that each read several elements of the one before would double the work with every round
+            if (node.outs[0], load) not in self.unfolded:
+                mapping: dict[Atom, Expr] = dict(zip(source.vars, load.attr[1], strict=True))
+                self.unfolded[node.outs[0], load] = self._unfolded(node, vs.substitute(source.value, mapping))
+            return self.unfolded[node.outs[0], load]
 
         if not any(self._waits(load.attr[0]) for load in vs.loads([value])):
             return value

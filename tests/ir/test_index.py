@@ -160,6 +160,12 @@ def test_a_part_of_a_part_joins_with_the_whole() -> None:
     assert ix.floordiv(ix.mod(x, m * 8), m) is ix.mod(ix.floordiv(x, m), 8)
 
 
+def test_neighbouring_digits_join() -> None:
+    whole = ix.var("whole", 512).expr()
+    assert ix.mod(ix.floordiv(whole, 16), 2) * 48 + ix.mod(whole, 16) * 3 is ix.mod(whole, 32) * 3
+    assert ix.floordiv(whole, 128) * 128 + ix.mod(ix.floordiv(whole, 16), 8) * 16 + ix.mod(whole, 16) is whole
+
+
 def test_a_joined_loop_splits_back_to_itself() -> None:
     loop = ix.var("x", 24).expr()
     parts = ix.delinearize(loop, [2, 3, 4])

@@ -66,12 +66,21 @@ def steps(x: Tensor, y: Tensor) -> Tensor:
     return x
 
 
+def butterflies(x: Tensor) -> Tensor:
+    """Sums and differences of elements 1, 2, 4 and 8 apart: a thread that has both loads their elements for both."""
+    for width in (1, 2, 4, 8):
+        a, b = x.view(30, -1, 2, width).unbind(2)
+        x = torch.stack([a + b, a - b], 2)
+    return x.view(30, -1)
+
+
 CASES: dict[str, tuple[Callable[..., Any], int, int]] = {
     "fluxes": (fluxes, 2, 1),
     "clamped": (clamped, 2, 1),
     "differences": (differences, 1, 1),
     "sums": (sums, 2, 1),
     "steps": (steps, 2, 3),
+    "butterflies": (butterflies, 1, 2),
 }
 
 
@@ -79,7 +88,7 @@ CASES: dict[str, tuple[Callable[..., Any], int, int]] = {
 @pytest.mark.parametrize("name", CASES)
 def test_values_and_kernels(name: str, dtype: torch.dtype) -> None:
     fn, count, kernels = CASES[name]
-    args = [torch.randn(30, 40, dtype=dtype) for _ in range(count)]
+    args = [torch.randn(30, 48, dtype=dtype) for _ in range(count)]
     graph = graph_of(fn, args)
     if dtype is not torch.bfloat16:  # of which half the bytes are saved
         assert len(schedule(graph, GPU).kernels) == kernels

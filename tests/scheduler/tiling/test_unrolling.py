@@ -63,6 +63,17 @@ def indexed(x: Tensor, table: Tensor) -> Tensor:
     return table[at] * x[:, None]
 
 
+def bands(x: Tensor) -> Tensor:
+    """Sums and differences of neighbouring rows, all sums first."""
+    a, b = x.unflatten(1, (-1, 2)).unbind(2)
+    return torch.cat([a + b, a - b], 0) * 0.5
+
+
+def unlike(x: Tensor) -> Tensor:
+    """Each part reads elements of its own."""
+    return torch.cat([x[:2] + 1, x[2:] * 2], 0)
+
+
 def added(x: Tensor) -> Tensor:
     """Nothing is the same at all channels."""
     return x + 1
@@ -112,6 +123,12 @@ def test_points_that_look_up_take_turns() -> None:
     args = torch.zeros(2048, 1024, dtype=torch.uint8), torch.rand(16), torch.zeros(2048, 64, dtype=torch.int32)
     tiling = tiled(looked_up, *args)
     assert math.prod(filter(None, extents(tiling))) == 2048 * 1024
+    assert len(tiling.kernel.statements) == 2
+
+
+def test_parts_of_a_concatenation_read_what_they_share_at_a_time() -> None:
+    tiling = tiled(bands, torch.empty(4, 2048, 1000))
+    assert math.prod(filter(None, extents(tiling))) == 4 * 1024 * 1000
     assert len(tiling.kernel.statements) == 2
 
 
@@ -165,8 +182,10 @@ def test_indices_are_work_too() -> None:
         (wide, [(MANY,)], [MANY, 12]),
         (stacked, [(1000,), (1000,)], [1000, 2]),
         (halves, [(4096, 1024), (4096, 512)], [4096, 1024]),
+        (bands, [(4, 64, 1000)], [8, 32, 1000]),
+        (unlike, [(4, 2048, 1000)], [4, 2048000]),
     ],
-    ids=["nothing shared", "far apart", "few threads", "runs"],
+    ids=["nothing shared", "far apart", "few threads", "runs", "parts in a cache", "unlike parts"],
 )
 def test_others_stay_loops(fn: Callable[..., object], sizes: list[tuple[int, ...]], loops: list[int]) -> None:
     assert extents(tiled(fn, *(torch.rand(s) for s in sizes))) == loops
@@ -177,6 +196,7 @@ def test_others_stay_loops(fn: Callable[..., object], sizes: list[tuple[int, ...
     ("fn", "args"),
     [
         (stacked, lambda: (torch.rand(1003) + 0.5, torch.rand(1003) + 0.5)),
+        (bands, lambda: (torch.rand(3, 14, 7),)),
         (outer, lambda: (torch.rand(130) + 0.5, torch.rand(130, 9))),
         (channels, lambda: (torch.randint(0, 255, (3, 17, 13, 3), dtype=torch.uint8), torch.rand(3))),
         (nibbles, lambda: (torch.randint(0, 255, (33, 20), dtype=torch.uint8), torch.rand(33))),
@@ -191,10 +211,11 @@ def test_others_stay_loops(fn: Callable[..., object], sizes: list[tuple[int, ...
         (indexed, lambda: (torch.randn(500), torch.randn(30, 3))),
         (updated, lambda: (torch.rand(300, 3), torch.rand(300))),
     ],
-    ids=["stacked", "outer", "channels", "nibbles", "looked up", "indexed", "updated"],
+    ids=["stacked", "bands", "outer", "channels", "nibbles", "looked up", "indexed", "updated"],
 )
 def test_values(fn: Callable[..., object], args: Callable[[], tuple[Tensor, ...]], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(unrolling, "THREADS_PER_SM", 1)
+    monkeypatch.setattr(unrolling, "CACHED", 1)
     given = args()
     want = fn(*(x.clone() for x in given))
     torch.testing.assert_close(compiled(fn, *given), want)

@@ -23,6 +23,7 @@ from kgen.ir.plan import Kernel, Schedule, members
 from kgen.only import only
 from kgen.report.record import recording
 from kgen.scheduler import Options
+from kgen.scheduler.transforms import tile_partials
 from kgen.templates.contract import Config
 from kgen.verdict import FusionDemand, Outcome, Reason
 from tests.full_row_cases import GPU, plan_of, r, wide
@@ -660,6 +661,24 @@ def test_a_reduction_that_a_third_kernel_separates_stays_apart() -> None:
     plan = plan_of(f, x, w)
     assert [s.op for step in plan.kernels for k in members(step) for s in k.statements if s.kind == "partial"] == ["sum"]
     check(f, x, w)
+
+
+def test_rounds_that_read_several_elements_are_computed_again_by_load(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Sinkhorn's rounds of short rows behind a matmul: each round reads four elements of the one before."""
+    asked: list[int] = []
+    unfolded = tile_partials.Search._unfolded
+    monkeypatch.setattr(tile_partials.Search, "_unfolded", lambda *args: asked.append(1) or unfolded(*args))
+
+    def rounds(streams: Tensor, mixes: Tensor) -> Tensor:
+        m = (F.rms_norm(streams.flatten(1), (512,)) @ mixes).view(-1, 4, 4)
+        m = (m - m.amax((1, 2), keepdim=True)).exp()
+        for _ in range(5):
+            m = m / (m.sum(-1, keepdim=True) + 1e-6)
+            m = m / (m.sum(-2, keepdim=True) + 1e-6)
+        return m @ streams
+
+    plan_of(rounds, r(4096, 4, 128), r(512, 16))
+    assert 0 < len(asked) < 1000  # 4 ** 5 and more without a memo
 
 
 def test_places_counted_in_another_order_than_the_tiles_stay_apart() -> None:

@@ -132,6 +132,8 @@ FUSED: dict[str, Callable[[torch.Tensor], Any]] = {
     "turned_back": lambda x: x.cumsum(-1).flip(-1),
     "turned_rows": lambda x: x.cumsum(-1).flip(0) + x,
     "positions": lambda x: x.flip(-1).cummax(-1)[1].flip(-1),
+    "positions_and_kept_values": lambda x: (x.cummax(-1)[1], x.cummax(-1)[0] - x.cummax(-1)[0].amax(-1, keepdim=True)),
+    "values_and_kept_positions": lambda x: (x.cummin(-1)[0], x.cummin(-1)[1] * x.sum(-1, keepdim=True)),
     "few_columns": lambda x: x[:, :3].cumsum(-1),
 }
 
