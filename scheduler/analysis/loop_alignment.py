@@ -5,7 +5,6 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from kgen.ir import index as ix
-from kgen.ir import nodes as ir
 from kgen.ir.index import Expr, Var
 from kgen.ir.values import Index
 from kgen.scheduler.analysis.items import Group, Mapping
@@ -46,9 +45,10 @@ def same_points(a: Group, b: Group) -> Space | Reason:
 
 def align(a: Group, b: Group, index_a: Index, index_b: Index) -> Space | Reason:
     """The space in which `a` and `b` touch the same element ``buffer[index_a] == buffer[index_b]`` at the same point. It
-    depends on loops and indices only, on which group is larger and whether points have an order: equal layers have the same ones."""
-    more = len(a.items) - len(b.items)
-    key = ("aligned", a.outer, a.inner, b.outer, b.inner, index_a, index_b, more >= 0, more > 0, _in_order(a, b))
+    depends on loops and indices only, on which group is larger and on whether points have an order: equal layers have the
+    same ones."""
+    more, in_order = len(a.items) - len(b.items), _in_order(a, b)
+    key = ("aligned", a.outer, a.inner, b.outer, b.inner, index_a, index_b, more >= 0, more > 0, in_order)
     return memoised(key, lambda: _aligned(a, b, index_a, index_b))
 
 
@@ -212,11 +212,6 @@ def _join_into(a: Group, b: Group, to_a: dict[Var, Var]) -> Space | Reason:
     return _canonical(a.outer, inner, extra_a, {**mapping, **extra_b}, True, True)
 
 
-def _in_order(a: Group, b: Group) -> bool:
-    """Whether some inner loops have to run in order: those of a reduction may run in any, since its rank says which is first."""
-    return any(item.in_order and not isinstance(item.node, ir.Reduction) for group in (a, b) for item in group.items)
-
-
 def _join_inner(rest_a: list[Var], rest_b: list[Var], in_order: bool) -> tuple[tuple[Var, ...], Mapping, Mapping] | None:
     """Pairs unmatched inner variables in order, or, where that has no meaning, those of equal extents: a sum over two axes of
     what is then transposed. When only their numbers of points agree, both become digits of the finer shape."""
@@ -233,6 +228,10 @@ def _join_inner(rest_a: list[Var], rest_b: list[Var], in_order: bool) -> tuple[t
     to_fine: Mapping = dict(zip(fine, _exprs(fresh), strict=True))
     to_coarse: Mapping = dict(zip(coarse, ix.delinearize(linear, [v.extent for v in coarse]), strict=True))
     return (fresh, to_fine, to_coarse) if fine is rest_a else (fresh, to_coarse, to_fine)
+
+
+def _in_order(a: Group, b: Group) -> bool:
+    return a.members.in_order or b.members.in_order
 
 
 def _reordered(loops: list[Var], extents: list[Expr]) -> list[Var]:

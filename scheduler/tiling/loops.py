@@ -37,6 +37,8 @@ MIN_TASKS = 8
 # Registers of so many bytes have instructions that gather, by indices of 64 bits as many lanes as fill a register. Where that
 # misses the cache, twice as many lanes a step took 1.1 to 2.5 times as long on an AMD EPYC.
 GATHERING = 64
+# Lanes that a loop has at least after it was split.
+MIN_LANES = 8
 SCAN_ALONG = 1.3  # a scan along the lanes needs a step for each doubling of their distance; across them it needs one
 
 
@@ -44,16 +46,16 @@ def choose_loops(kernel: Kernel, graph: ir.Graph, sizes: Sizes, register_bytes: 
     """The loop nest for a machine with vector registers of `register_bytes` (0: no vectors)."""
     kernel = linearized(kernel, graph)
     if reorder and register_bytes:
-        kernel = _split_by_remainders(kernel, graph, sizes)
+        kernel = _in_dimensions(_split_by_remainders(kernel, graph, sizes), graph, sizes)
     touches = list(distinct_touches(kernel, graph, sizes))
     if reorder:
         kernel = ordered(kernel, touches, sizes)
     kernel = collapsed(kernel)
     touches = list(distinct_touches(kernel, graph, sizes))
-    vector = _vector_loop(kernel, touches, sizes) if register_bytes else None
-    if vector is None:
+    chosen = _vector_loop(kernel, touches, sizes) if register_bytes else None
+    if chosen is None:
         return Nest(kernel, None, 1)
-    group = 1
+    vector, group = chosen.loop, 1
     if reorder and kernel.share is None and (joined := grouped(kernel, vector, touches, sizes)) is not None:
         group = sizes.of(vector.extent)
         kernel, vector = joined
@@ -363,6 +365,17 @@ def _parts(v: Var, exprs: list[Expr], mapping: dict[Atom, Expr]) -> tuple[Var, .
     return high, low
 
 
+def _in_dimensions(kernel: Kernel, graph: ir.Graph, sizes: Sizes) -> Kernel:
+    """Splits loops as `unflattened` does where lanes then cost less: a group's scale is a number for all its lanes, not a
+    division and a gather for each."""
+    apart = kernel if kernel.share is not None else unflattened(kernel)
+    if apart is kernel:
+        return kernel
+    whole, split = (_vector_loop(k, list(distinct_touches(k, graph, sizes)), sizes) for k in (kernel, apart))
+    pays = whole is not None and split is not None and split.cost < whole.cost and sizes.of(split.loop.extent) >= MIN_LANES
+    return apart if pays else kernel
+
+
 # ---- grouped channels -----------------------------------------------------------------------------------------------
 
 
@@ -415,7 +428,15 @@ def rejoined(kernel: Kernel, touches: list[Touch], sizes: Sizes) -> Kernel:
 # ---- the vector loop ------------------------------------------------------------------------------------------------
 
 
-def _vector_loop(kernel: Kernel, touches: list[Touch], sizes: Sizes) -> Var | None:
+@dataclass(frozen=True, slots=True)
+class _Lanes:
+    """A loop whose points are lanes, and what all accesses cost then."""
+
+    loop: Var
+    cost: float
+
+
+def _vector_loop(kernel: Kernel, touches: list[Touch], sizes: Sizes) -> _Lanes | None:
     candidates = [*(kernel.outer if kernel.share is None else ()), *_inner_candidates(kernel)]
     best: tuple[float, int, Var] | None = None
     for rank, v in enumerate(candidates):
@@ -424,7 +445,7 @@ def _vector_loop(kernel: Kernel, touches: list[Touch], sizes: Sizes) -> Var | No
         score = _lane_cost(v, kernel, touches, sizes)
         if best is None or (score, -rank) < best[:2]:
             best = (score, -rank, v)
-    return None if best is None else best[2]
+    return None if best is None else _Lanes(best[2], best[0])
 
 
 def _tile_loop(kernel: Kernel, vector: Var, touches: list[Touch], sizes: Sizes) -> Var | None:
