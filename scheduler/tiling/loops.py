@@ -37,8 +37,9 @@ MIN_TASKS = 8
 # Registers of so many bytes have instructions that gather, by indices of 64 bits as many lanes as fill a register. Where that
 # misses the cache, twice as many lanes a step took 1.1 to 2.5 times as long on an AMD EPYC.
 GATHERING = 64
-# Lanes that a loop has at least after it was split.
-MIN_LANES = 8
+# Points that a vector loop has at least after it was split: of a run of memory, and of neighbouring columns, which are whole
+# cache lines.
+MIN_LANES, MIN_COLUMNS = 8, 32
 SCAN_ALONG = 1.3  # a scan along the lanes needs a step for each doubling of their distance; across them it needs one
 
 
@@ -372,8 +373,10 @@ def _in_dimensions(kernel: Kernel, graph: ir.Graph, sizes: Sizes) -> Kernel:
     if apart is kernel:
         return kernel
     whole, split = (_vector_loop(k, list(distinct_touches(k, graph, sizes)), sizes) for k in (kernel, apart))
-    pays = whole is not None and split is not None and split.cost < whole.cost and sizes.of(split.loop.extent) >= MIN_LANES
-    return apart if pays else kernel
+    if whole is None or split is None or split.cost >= whole.cost:
+        return kernel
+    columns = split.loop in apart.outer and kernel.inner
+    return apart if sizes.of(split.loop.extent) >= (MIN_COLUMNS if columns else MIN_LANES) else kernel
 
 
 # ---- grouped channels -----------------------------------------------------------------------------------------------
@@ -477,6 +480,8 @@ def _lane_cost(v: Var, kernel: Kernel, touches: list[Touch], sizes: Sizes) -> fl
         if inner_loop and not t.inner:
             total += t.bytes * GATHER  # outer statements stay scalar when the lanes are an inner loop
             continue
+        if t.inner and _is_outside(t, kernel):  # loaded in front of the inner loops
+            t = replace(t, bytes=t.bytes // max(1, sizes.points(kernel.inner)))
         stride = stride_along(t.offset, v, sizes)
         factor = SPLAT if stride == 0 else 1.0 if stride in (1, -1) else GATHER
         if stride is not None and stride > 1 and stride * 4 <= 32:
@@ -487,6 +492,11 @@ def _lane_cost(v: Var, kernel: Kernel, touches: list[Touch], sizes: Sizes) -> fl
     if not inner_loop and kernel.inner and kernel.sections:
         total *= 1.05  # equal otherwise: a reduction along the lanes touches fewer rows at once
     return total * (1.0 + 8.0 / max(extent, 1))
+
+
+def _is_outside(touch: Touch, kernel: Kernel) -> bool:
+    """Whether a load is the same at all inner points."""
+    return not touch.store and not any(v in ix.free_atoms(touch.offset) or _through_data(touch.offset, v) for v in kernel.inner)
 
 
 def _lanes(kernel: Kernel, vector: Var, sizes: Sizes, register_bytes: int) -> int:
