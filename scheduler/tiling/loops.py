@@ -9,7 +9,7 @@ memory as one are collapsed.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 
 import torch
@@ -329,13 +329,28 @@ def unflattened(kernel: Kernel) -> Kernel:
     the two walks evenly. Reshapes between loops leave such indices."""
     if any(s.kind == "scan" for s in kernel.statements):
         return kernel
+    for step in _splits(kernel):
+        kernel = step.kernel
+    return kernel
+
+
+@dataclass(frozen=True, slots=True)
+class _Split:
+    """A kernel of which loops were split, and what these are in terms of their parts."""
+
+    kernel: Kernel
+    parts: Mapping[Atom, Expr]
+
+
+def _splits(kernel: Kernel) -> Iterator[_Split]:
+    """The kernel after each step of `unflattened`."""
     for _ in range(MAX_TURNS):
         outer, inner, mapping = unflattened_loops(kernel.outer, kernel.inner, _all_exprs(kernel))
         if not mapping:
-            break
+            return
         statements = tuple(s.substituted(mapping) for s in kernel.statements)
         kernel = replace(kernel, outer=outer, inner=inner, statements=statements)
-    return kernel
+        yield _Split(kernel, mapping)
 
 
 def unflattened_loops(
@@ -368,15 +383,22 @@ def _parts(v: Var, exprs: list[Expr], mapping: dict[Atom, Expr]) -> tuple[Var, .
 
 def _in_dimensions(kernel: Kernel, graph: ir.Graph, sizes: Sizes) -> Kernel:
     """Splits loops as `unflattened` does where lanes then cost less: a group's scale is a number for all its lanes, not a
-    division and a gather for each."""
-    apart = kernel if kernel.share is not None else unflattened(kernel)
-    if apart is kernel:
+    division and a gather for each. Lanes go on along the same memory: elsewhere each would be in a page of its own."""
+    if kernel.share is not None or any(s.kind == "scan" for s in kernel.statements):
         return kernel
+    steps = list(_splits(kernel))
+    if not steps:
+        return kernel
+    apart = steps[-1].kernel
     whole, split = (_vector_loop(k, list(distinct_touches(k, graph, sizes)), sizes) for k in (kernel, apart))
     if whole is None or split is None or split.cost >= whole.cost:
         return kernel
+    place = whole.loop.expr()
+    for step in steps:
+        place = ix.substitute(place, step.parts)
     columns = split.loop in apart.outer and kernel.inner
-    return apart if sizes.of(split.loop.extent) >= (MIN_COLUMNS if columns else MIN_LANES) else kernel
+    is_long = sizes.of(split.loop.extent) >= (MIN_COLUMNS if columns else MIN_LANES)
+    return apart if is_long and ix.stride_of(place, split.loop) is ix.ONE else kernel
 
 
 # ---- grouped channels -----------------------------------------------------------------------------------------------
