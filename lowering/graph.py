@@ -119,7 +119,7 @@ class _Lowering:
         if len(graph.nodes) > 1:  # one node reads what it is given
             unroll_short_axes(graph, self.builder.fresh)
             if self.context.inlining:
-                recompute_in_stencils(graph, self.builder.on_gpu)
+                recompute_in_stencils(graph)
                 add_to_sums(graph, self.builder.on_gpu)
         if any(isinstance(node, ir.Reduction) and len(node.outs) > 1 for node in graph.nodes):
             drop_unread_positions(graph)

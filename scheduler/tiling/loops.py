@@ -61,6 +61,7 @@ def choose_loops(kernel: Kernel, graph: ir.Graph, sizes: Sizes, register_bytes: 
         group = sizes.of(vector.extent)
         kernel, vector = joined
         touches = list(distinct_touches(kernel, graph, sizes))
+    inside = kernel.outer[kernel.outer.index(vector) + 1 :] if vector in kernel.outer and reorder else ()
     if vector in kernel.outer:
         kernel = replace(kernel, outer=(*(v for v in kernel.outer if v is not vector), vector))
     else:
@@ -68,7 +69,7 @@ def choose_loops(kernel: Kernel, graph: ir.Graph, sizes: Sizes, register_bytes: 
     lanes = _lanes(kernel, vector, sizes, register_bytes)
     lanes = max(lanes, group)
     tile = _tile_loop(kernel, vector, touches, sizes) if reorder else None
-    return Nest(kernel, vector if lanes > 1 else None, lanes, tile, group)
+    return Nest(kernel, vector if lanes > 1 else None, lanes, tile, group, inside if tile is None else ())
 
 
 # ---- linear offsets -------------------------------------------------------------------------------------------------

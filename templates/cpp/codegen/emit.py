@@ -26,7 +26,7 @@ from kgen.templates.cpp.codegen.table import CPP_OPS, CPP_SCANS, CPP_SCATTER, CP
 from kgen.templates.render import clean
 
 # Strides that strided.h serves by whole registers.
-SHUFFLED = (2, 4)
+SHUFFLED = (2, 3, 4)
 # Where the part of a tile's loop begins that a task has.
 STRIP = "strip_begin"
 
