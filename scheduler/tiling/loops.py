@@ -34,6 +34,8 @@ MAX_TURNS = 8  # loops are split at most so often
 GROUP_OPS = ("sum", "prod", "max", "min", "welford")
 # Tasks that outer loops must leave for the threads before another outer loop may become lanes.
 MIN_TASKS = 8
+# Columns of a task whose lanes are an outer loop, and points of a kernel that are worth several threads.
+COLUMNS, WORTH_THREADS = 64, 1 << 18
 # Registers of so many bytes have instructions that gather, by indices of 64 bits as many lanes as fill a register. Where that
 # misses the cache, twice as many lanes a step took 1.1 to 2.5 times as long on an AMD EPYC.
 GATHERING = 64
@@ -512,9 +514,19 @@ def _lane_cost(v: Var, kernel: Kernel, touches: list[Touch], sizes: Sizes) -> fl
         total += t.bytes * factor * (1.5 if t.store and factor > 1.0 else 1.0)
     if inner_loop and any(s.kind == "scan" for s in kernel.statements):
         total *= SCAN_ALONG
+    if not inner_loop and kernel.sections > 1:
+        total *= _waiting(v, kernel, sizes)
     if not inner_loop and kernel.inner and kernel.sections:
         total *= 1.05  # equal otherwise: a reduction along the lanes touches fewer rows at once
     return total * (1.0 + 8.0 / max(extent, 1))
+
+
+def _waiting(v: Var, kernel: Kernel, sizes: Sizes) -> float:
+    """How many times longer rows take that are read again, so not shared, where lanes over `v` leave few tasks of columns."""
+    columns = sizes.points(kernel.outer)
+    tasks = columns // max(1, sizes.of(v.extent)) * -(-sizes.of(v.extent) // COLUMNS)
+    few = tasks < MIN_TASKS and columns * sizes.points(kernel.inner) >= WORTH_THREADS
+    return MIN_TASKS / max(1, tasks) if few else 1.0
 
 
 def _is_outside(touch: Touch, kernel: Kernel) -> bool:
