@@ -1,4 +1,4 @@
-"""Which rows the bench of untuned blocks has, and what becomes of one that takes too long."""
+"""Which blocks the bench of untuned blocks has, and what becomes of one that takes too long."""
 
 from __future__ import annotations
 
