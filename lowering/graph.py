@@ -44,6 +44,9 @@ CHEAP = 6
 # exponential. A float32 is twice the bytes: an element of a softmax takes less time than a trip through memory, unless a reader
 # would compute it several times.
 CHEAP_ON_GPU, CHEAP_FLOAT32_ON_GPU, LARGE = 14, 24, 1 << 20
+# And on a CPU, of a tensor larger than a core's cache that reads one of its size: an element that is stored and read moves 12
+# bytes, which takes a core as long as some tens of operations on lanes.
+CHEAP_ON_CPU = 14
 # Operators behind a value that are looked at for one that would compute its elements several times.
 STEPS = 8
 # Operations that belong to a row, which each of its elements may compute again: more are stored for the row.
@@ -118,7 +121,7 @@ class _Lowering:
             unroll_short_axes(graph, self.builder.fresh)
             if self.context.inlining:
                 store_narrow(graph, self.builder.fresh, self.builder.on_gpu)
-                recompute_in_stencils(graph, self.builder.on_gpu)
+                recompute_in_stencils(graph)
                 add_to_sums(graph, self.builder.on_gpu)
         if any(isinstance(node, ir.Reduction) and len(node.outs) > 1 for node in graph.nodes):
             drop_unread_positions(graph)
@@ -374,12 +377,15 @@ class _Lowering:
             return False
         full = [v for v in reads if self._is_full(v, tensor)]
         saves = self._saves_traffic(node, tensor, full, reads)
-        return len(full) > 1 or cost > (_cheap_on_gpu(node, tensor) if saves else CHEAP)
+        return len(full) > 1 or cost > (self._cheap(node, tensor) if saves else CHEAP)
+
+    def _cheap(self, node: Node, tensor: Tensor) -> int:
+        return _cheap_on_gpu(node, tensor) if self.builder.on_gpu(tensor.device) else CHEAP_ON_CPU
 
     def _saves_traffic(self, node: Node, tensor: Tensor, full: Sequence[Any], reads: Collection[Any]) -> bool:
         """Whether each reader moves fewer bytes where it computes the value again, on a device whose arithmetic waits for
         memory. A contraction would compute it for each tile. Codes with one 1 are made of rows alone, and have 8 bytes."""
-        if not self._is_large_on_gpu(tensor) or self._is_multiplied(node):
+        if not _is_large(tensor) or self._is_multiplied(node):
             return False
         narrow = all(dtype.itemsize <= tensor.dtype.itemsize for _, _, dtype in full)
         if len(full) == 1:
@@ -394,7 +400,7 @@ class _Lowering:
 
     def _is_large_on_gpu(self, tensor: Tensor) -> bool:
         """Whether memory, and not a launch, decides what a trip through it takes."""
-        return self.builder.on_gpu(tensor.device) and (ix.product(tensor.sizes).as_int() or 0) >= LARGE
+        return self.builder.on_gpu(tensor.device) and _is_large(tensor)
 
     def _is_full(self, attr: Any, tensor: Tensor) -> bool:
         """Whether a load moves about as much memory as the tensor has elements."""
@@ -427,6 +433,10 @@ class _Lowering:
             cause=f"{wanted} is no multiple of a nested int among the arguments",
             line=self.builder.origin.line,
         )
+
+
+def _is_large(tensor: Tensor) -> bool:
+    return (ix.product(tensor.sizes).as_int() or 0) >= LARGE
 
 
 def _cheap_on_gpu(node: Node, tensor: Tensor) -> int:

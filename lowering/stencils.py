@@ -4,13 +4,13 @@
     after    y[i] = a[i + 1] * b[i + 1] - a[i - 1] * b[i - 1] + a[i]
 
 A kernel makes each element at one point. So such a value is stored, and another kernel reads it. Its readers often read what it
-is made of in any case. A GPU has the elements beside a point in a cache. So there the readers recompute the value.
+is made of in any case. A cache has the elements beside a point. So the readers recompute the value.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Container, Iterable, Sequence
+from collections.abc import Container, Iterable, Sequence
 from dataclasses import replace
 
 import torch
@@ -37,16 +37,16 @@ MOST_SHARED = 4
 MOST_TRIED = 8
 
 
-def recompute_in_stencils(graph: ir.Graph, on_gpu: Callable[[torch.device], bool]) -> None:
+def recompute_in_stencils(graph: ir.Graph) -> None:
     """Replaces loads of such values by what they are made of, where this moves fewer bytes for little arithmetic."""
     made = (graph.buffers[node.out] for node in graph.nodes if isinstance(node, ir.Pointwise))
-    if any(_elements(buffer.sizes) >= LARGE and on_gpu(buffer.device) for buffer in made):
-        _Stencils(graph, on_gpu).run()
+    if any(_elements(buffer.sizes) >= LARGE for buffer in made):
+        _Stencils(graph).run()
 
 
 class _Stencils:
-    def __init__(self, graph: ir.Graph, on_gpu: Callable[[torch.device], bool]) -> None:
-        self.graph, self.on_gpu = graph, on_gpu
+    def __init__(self, graph: ir.Graph) -> None:
+        self.graph = graph
         self.nodes: dict[int, ir.Node] = dict(enumerate(graph.nodes))
         self.kept = kept_whole(graph)
         self.makers = {out: number for number, node in self.nodes.items() for out in ir.outs(node)}
@@ -118,7 +118,7 @@ class _Stencils:
         as many elements as there are."""
         node, buffer = self._value(name), self.graph.buffers[name]
         count = _elements(buffer.sizes)
-        if node is None or count < LARGE or not self.on_gpu(buffer.device) or not self._is_plain(node):
+        if node is None or count < LARGE or not self._is_plain(node):
             return False
         readers = self._loads(name)
         return all(

@@ -4,7 +4,11 @@ python -m bench.untuned --json out.json --seconds 0.4
 python -m bench.untuned --only attention resnet50 --contenders eager inductor kgen
 python -m bench.untuned --blocks --jobs 8 --kernels 6
 
+python -m bench.untuned --device cpu --list second --limit 300
+
 With `--jobs`, each row has a process and caches of its own: several are compiled at a time, and timed one after the other.
+`--limit` gives each row a process, too, and ends it after so many seconds. On a CPU the default is the models alone: the sizes
+of blocks are a GPU's.
 `--kernels` says where the time goes. Errors are those of kgen and eager against the same block in float64.
 """
 
@@ -109,7 +113,7 @@ def timed(call: Call, device: str, repeats: int) -> float:
 def measure(name: str, options: argparse.Namespace) -> Row:
     torch._dynamo.reset()
     block = next((b for b in BLOCKS if b.name == name), None)
-    dtype = (block and block.dtype) or (torch.bfloat16 if options.device == "cuda" else torch.float32)
+    dtype = (block and block.dtype) or _dtype(options)
     torch.backends.cuda.matmul.allow_tf32 = bool(block and block.tf32)
     row: Row = {"name": name, "compile_s": {}, "failed": {}, "seconds": {}, "error": {}, "longest": {}}
     ready: dict[str, Call] = {}
@@ -139,6 +143,12 @@ def measure(name: str, options: argparse.Namespace) -> Row:
             if options.kernels and options.device == "cuda":
                 row["longest"] = {contender: _longest(call, options.kernels) for contender, call in ready.items()}
     return row
+
+
+def _dtype(options: argparse.Namespace) -> torch.dtype:
+    """The values' type, of blocks that name none."""
+    name = options.dtype or ("bfloat16" if options.device == "cuda" else "float32")
+    return {"bfloat16": torch.bfloat16, "float16": torch.float16, "float32": torch.float32}[name]
 
 
 @contextlib.contextmanager
@@ -181,24 +191,33 @@ def _longest(call: Call, number: int, calls: int = 5) -> list[tuple[float, float
 
 
 def rows(names: Sequence[str], options: argparse.Namespace, arguments: Sequence[str]) -> Iterator[Row]:
-    if options.jobs == 1:
+    if options.jobs == 1 and options.limit is None:
         yield from (measure(name, options) for name in names)
         return
     with tempfile.TemporaryDirectory(prefix="kgen-untuned-") as folder, ThreadPool(options.jobs) as pool:
         more = [*arguments, "--lock", f"{folder}/lock"]
-        yield from pool.imap_unordered(lambda k: _by_process(names[k], more, f"{folder}/{k}"), range(len(names)))
+        yield from pool.imap_unordered(lambda k: _by_process(names[k], more, f"{folder}/{k}", options.limit), range(len(names)))
 
 
-def _by_process(name: str, arguments: Sequence[str], folder: str) -> Row:
+def _by_process(name: str, arguments: Sequence[str], folder: str, limit: float | None) -> Row:
+    """The row as a process of its own measures it, which has `limit` seconds."""
     caches = {"KGEN_CACHE_DIR": f"{folder}/kgen", "TORCHINDUCTOR_CACHE_DIR": f"{folder}/inductor"}
     command = [sys.executable, "-m", "bench.untuned", *arguments, "--one", name]
     environment = {**os.environ, **caches}
-    done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, check=False)
+    try:
+        done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, check=False, timeout=limit)
+    except subprocess.TimeoutExpired:
+        return _failed(name, f"no result within {limit:g} s: give more with --limit")
     last = done.stdout.strip().rpartition("\n")[2]
     if done.returncode == 0:
         made: Row = json.loads(last)
         return made | {"said": [line for line in done.stderr.splitlines() if "kgen" in line][:3]}
-    return {"name": name, "compile_s": {}, "failed": {"process": done.stderr[-600:]}, "seconds": {}, "error": {}, "longest": {}}
+    return _failed(name, done.stderr[-600:])
+
+
+def _failed(name: str, cause: str) -> Row:
+    """The row of a process that gave none."""
+    return {"name": name, "compile_s": {}, "failed": {"process": cause}, "seconds": {}, "error": {}, "longest": {}}
 
 
 def ratio(row: Row) -> float | None:
@@ -222,6 +241,16 @@ def table(made: Sequence[Row], contenders: Sequence[str]) -> Table:
     return found
 
 
+def names_of_rows(options: argparse.Namespace) -> list[str]:
+    """The names that the options choose, in order."""
+    every = LISTS if options.device == "cuda" or options.blocks else ()  # sizes of blocks are a GPU's
+    names = [b.name for name in options.list or every for b in LISTS[name]]
+    names += [] if options.blocks or options.list else models(options.device)
+    chosen = [name for name in names if not options.only or any(part in name for part in options.only)]
+    number, count = options.shard
+    return chosen[number - 1 :: count]
+
+
 def shard(text: str) -> tuple[int, int]:
     """K and N of ``K/N``. Raises ValueError."""
     number, count = map(int, text.split("/"))
@@ -230,7 +259,8 @@ def shard(text: str) -> tuple[int, int]:
     return number, count
 
 
-def main() -> None:
+def command_line() -> argparse.ArgumentParser:
+    """The options of the bench."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--device", default="cuda")
     parser.add_argument("--only", nargs="*", default=[], help="names that contain one of these")
@@ -240,21 +270,23 @@ def main() -> None:
     parser.add_argument("--contenders", nargs="*", default=["eager", "inductor", "kgen"], choices=list(COMPILE))
     parser.add_argument("--seconds", type=float, default=0.4, help="of timing, for each contender of each row")
     parser.add_argument("--jobs", type=int, default=1, help="rows at a time, a process for each; timed one after the other")
+    parser.add_argument("--limit", type=float, help="seconds of a row in a process of its own, compilation and turns included")
+    parser.add_argument(
+        "--dtype", choices=["bfloat16", "float16", "float32"], help="of blocks without one of their own, and models"
+    )
     parser.add_argument("--kernels", type=int, default=0, help="the longest kernels of each contender, on a GPU")
     parser.add_argument("--json", type=Path)
     parser.add_argument("--one", default="", help=argparse.SUPPRESS)
     parser.add_argument("--lock", default="", help=argparse.SUPPRESS)
-    options = parser.parse_args()
+    return parser
+
+
+def main() -> None:
+    options = command_line().parse_args()
     if options.one:
         print(json.dumps(measure(options.one, options)))
         return
-    lists = [LISTS[name] for name in options.list or LISTS] if options.device == "cuda" else []  # their sizes are a GPU's
-    names = [b.name for blocks in lists for b in blocks] + (
-        [] if options.blocks or options.list else list(models(options.device))
-    )
-    chosen = [name for name in names if not options.only or any(part in name for part in options.only)]
-    number, count = options.shard
-    chosen = chosen[number - 1 :: count]
+    chosen = names_of_rows(options)
     made: list[Row] = []
     for row in rows(chosen, options, sys.argv[1:]):
         made.append(row)

@@ -234,13 +234,15 @@ class Nest:
     """A kernel whose loads and stores are linear offsets (one index expression). `vector` is the loop that becomes lanes
     (None: scalar code), `lanes` how many; it is last in its list. `tile` is a loop that runs in short blocks together with
     blocks of the vector loop, because some input is contiguous along it: each cache line it loads is used up while it is
-    near. `group` neighbouring lanes share one result of a reduction: what was their own loop has become a part of the lanes."""
+    near. `group` neighbouring lanes share one result of a reduction: what was their own loop has become a part of the lanes.
+    `inside` are outer loops that run inside of a block of an outer vector loop: they go on in the cache lines of its points."""
 
     kernel: Kernel
     vector: Var | None
     lanes: int
     tile: Var | None = None
     group: int = 1
+    inside: tuple[Var, ...] = ()
 
     @property
     def vertical(self) -> bool:

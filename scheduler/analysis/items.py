@@ -286,10 +286,12 @@ class Members:
     touched: tuple[str, ...] = ()  # what is made, then what is read
     contracts: bool = field(init=False)  # whether some item is a matmul
     is_partial: bool = field(init=False)  # whether all items reduce the tiles of a matmul
+    in_order: bool = field(init=False)  # whether points of some item must run in order: those of a reduction need not
 
     def __post_init__(self) -> None:
         self.contracts = any(item.contracts for item in self.items)
         self.is_partial = bool(self.items) and all(item.is_partial for item in self.items)
+        self.in_order = any(item.in_order and not isinstance(item.node, ir.Reduction) for item in self.items)
 
     @classmethod
     def of(cls, items: list[Item]) -> Members:

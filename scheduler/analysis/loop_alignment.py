@@ -45,9 +45,10 @@ def same_points(a: Group, b: Group) -> Space | Reason:
 
 def align(a: Group, b: Group, index_a: Index, index_b: Index) -> Space | Reason:
     """The space in which `a` and `b` touch the same element ``buffer[index_a] == buffer[index_b]`` at the same point. It
-    depends on loops and indices only, and on which group is larger: equal layers have the same ones."""
-    more = len(a.items) - len(b.items)
-    key = ("aligned", a.outer, a.inner, b.outer, b.inner, index_a, index_b, more >= 0, more > 0)
+    depends on loops and indices only, on which group is larger and on whether points have an order: equal layers have the
+    same ones."""
+    more, in_order = len(a.items) - len(b.items), _in_order(a, b)
+    key = ("aligned", a.outer, a.inner, b.outer, b.inner, index_a, index_b, more >= 0, more > 0, in_order)
     return memoised(key, lambda: _aligned(a, b, index_a, index_b))
 
 
@@ -180,7 +181,7 @@ def _join_nested(a: Group, b: Group, to_a: dict[Var, Var], to_b: dict[Var, Var])
     mapping.update({v: ix.ZERO for v in b.outer if v not in to_a})
     rest_a = [v for v in a.inner if v not in to_b]
     rest_b = [v for v in b.inner if v not in to_a]
-    joined = _join_inner(rest_a, rest_b)
+    joined = _join_inner(rest_a, rest_b, _in_order(a, b))
     if joined is None:
         return Reason.REDUCED_AXES_DIFFER
     new_inner, extra_a, extra_b = joined
@@ -202,7 +203,7 @@ def _join_into(a: Group, b: Group, to_a: dict[Var, Var]) -> Space | Reason:
         if inner_matched and rest_a:
             return Reason.SPACE_MISMATCH
         return _canonical(a.outer, a.inner, {}, mapping, True, bool(inner_matched))
-    joined = _join_inner(rest_a, rest_b)
+    joined = _join_inner(rest_a, rest_b, _in_order(a, b))
     if joined is None:
         return Reason.REDUCED_AXES_DIFFER
     new_inner, extra_a, extra_b = joined
@@ -211,10 +212,12 @@ def _join_into(a: Group, b: Group, to_a: dict[Var, Var]) -> Space | Reason:
     return _canonical(a.outer, inner, extra_a, {**mapping, **extra_b}, True, True)
 
 
-def _join_inner(rest_a: list[Var], rest_b: list[Var]) -> tuple[tuple[Var, ...], Mapping, Mapping] | None:
-    """Pairs unmatched inner variables in order; when only their numbers of points agree, both become digits of the finer
-    shape."""
+def _join_inner(rest_a: list[Var], rest_b: list[Var], in_order: bool) -> tuple[tuple[Var, ...], Mapping, Mapping] | None:
+    """Pairs unmatched inner variables in order, or, where that has no meaning, those of equal extents: a sum over two axes of
+    what is then transposed. When only their numbers of points agree, both become digits of the finer shape."""
     rest_a, rest_b = [v for v in rest_a if v.extent != 1], [v for v in rest_b if v.extent != 1]
+    if not in_order:
+        rest_b = _reordered(rest_b, [v.extent for v in rest_a])
     if [v.extent for v in rest_a] == [v.extent for v in rest_b]:
         return tuple(rest_a), {}, {c: p.expr() for c, p in zip(rest_b, rest_a, strict=True)}
     if ix.product(v.extent for v in rest_a) is not ix.product(v.extent for v in rest_b) or not rest_a or not rest_b:
@@ -225,6 +228,22 @@ def _join_inner(rest_a: list[Var], rest_b: list[Var]) -> tuple[tuple[Var, ...], 
     to_fine: Mapping = dict(zip(fine, _exprs(fresh), strict=True))
     to_coarse: Mapping = dict(zip(coarse, ix.delinearize(linear, [v.extent for v in coarse]), strict=True))
     return (fresh, to_fine, to_coarse) if fine is rest_a else (fresh, to_coarse, to_fine)
+
+
+def _in_order(a: Group, b: Group) -> bool:
+    return a.members.in_order or b.members.in_order
+
+
+def _reordered(loops: list[Var], extents: list[Expr]) -> list[Var]:
+    """The loops in the order of these extents, or as they are where they have others."""
+    left, found = list(loops), list[Var]()
+    for extent in extents:
+        v = next((v for v in left if v.extent is extent), None)
+        if v is None:
+            return loops
+        left.remove(v)
+        found.append(v)
+    return loops if left else found
 
 
 def _adapt(a: Group, b: Group, exprs: Mapping) -> Space | Reason:
@@ -247,7 +266,7 @@ def _adapt(a: Group, b: Group, exprs: Mapping) -> Space | Reason:
             return _canonical(b.outer, b.inner, mapping, {}, False, bool(b.inner))
         if not b.inner:
             return _canonical(b.outer, a.inner, mapping, {}, True, False)
-        joined = _join_inner(list(a.inner), list(b.inner))
+        joined = _join_inner(list(a.inner), list(b.inner), _in_order(a, b))
         if joined is None:
             return Reason.REDUCED_AXES_DIFFER
         inner, extra_a, extra_b = joined

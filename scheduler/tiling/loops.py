@@ -9,7 +9,7 @@ memory as one are collapsed.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 
 import torch
@@ -34,9 +34,14 @@ MAX_TURNS = 8  # loops are split at most so often
 GROUP_OPS = ("sum", "prod", "max", "min", "welford")
 # Tasks that outer loops must leave for the threads before another outer loop may become lanes.
 MIN_TASKS = 8
+# Columns of a task whose lanes are an outer loop, and points of a kernel that are worth several threads.
+COLUMNS, WORTH_THREADS = 64, 1 << 18
 # Registers of so many bytes have instructions that gather, by indices of 64 bits as many lanes as fill a register. Where that
 # misses the cache, twice as many lanes a step took 1.1 to 2.5 times as long on an AMD EPYC.
 GATHERING = 64
+# Points that a vector loop has at least after it was split: of a run of memory, and of neighbouring columns, which are whole
+# cache lines.
+MIN_LANES, MIN_COLUMNS = 8, 32
 SCAN_ALONG = 1.3  # a scan along the lanes needs a step for each doubling of their distance; across them it needs one
 
 
@@ -44,20 +49,21 @@ def choose_loops(kernel: Kernel, graph: ir.Graph, sizes: Sizes, register_bytes: 
     """The loop nest for a machine with vector registers of `register_bytes` (0: no vectors)."""
     kernel = linearized(kernel, graph)
     if reorder and register_bytes:
-        kernel = _split_by_remainders(kernel, graph, sizes)
+        kernel = _in_dimensions(_split_by_remainders(kernel, graph, sizes), graph, sizes)
     touches = list(distinct_touches(kernel, graph, sizes))
     if reorder:
         kernel = ordered(kernel, touches, sizes)
     kernel = collapsed(kernel)
     touches = list(distinct_touches(kernel, graph, sizes))
-    vector = _vector_loop(kernel, touches, sizes) if register_bytes else None
-    if vector is None:
+    chosen = _vector_loop(kernel, touches, sizes) if register_bytes else None
+    if chosen is None:
         return Nest(kernel, None, 1)
-    group = 1
+    vector, group = chosen.loop, 1
     if reorder and kernel.share is None and (joined := grouped(kernel, vector, touches, sizes)) is not None:
         group = sizes.of(vector.extent)
         kernel, vector = joined
         touches = list(distinct_touches(kernel, graph, sizes))
+    inside = kernel.outer[kernel.outer.index(vector) + 1 :] if vector in kernel.outer and reorder else ()
     if vector in kernel.outer:
         kernel = replace(kernel, outer=(*(v for v in kernel.outer if v is not vector), vector))
     else:
@@ -65,7 +71,7 @@ def choose_loops(kernel: Kernel, graph: ir.Graph, sizes: Sizes, register_bytes: 
     lanes = _lanes(kernel, vector, sizes, register_bytes)
     lanes = max(lanes, group)
     tile = _tile_loop(kernel, vector, touches, sizes) if reorder else None
-    return Nest(kernel, vector if lanes > 1 else None, lanes, tile, group)
+    return Nest(kernel, vector if lanes > 1 else None, lanes, tile, group, inside if tile is None else ())
 
 
 # ---- linear offsets -------------------------------------------------------------------------------------------------
@@ -326,13 +332,28 @@ def unflattened(kernel: Kernel) -> Kernel:
     the two walks evenly. Reshapes between loops leave such indices."""
     if any(s.kind == "scan" for s in kernel.statements):
         return kernel
+    for step in _splits(kernel):
+        kernel = step.kernel
+    return kernel
+
+
+@dataclass(frozen=True, slots=True)
+class _Split:
+    """A kernel of which loops were split, and what these are in terms of their parts."""
+
+    kernel: Kernel
+    parts: Mapping[Atom, Expr]
+
+
+def _splits(kernel: Kernel) -> Iterator[_Split]:
+    """The kernel after each step of `unflattened`."""
     for _ in range(MAX_TURNS):
         outer, inner, mapping = unflattened_loops(kernel.outer, kernel.inner, _all_exprs(kernel))
         if not mapping:
-            break
+            return
         statements = tuple(s.substituted(mapping) for s in kernel.statements)
         kernel = replace(kernel, outer=outer, inner=inner, statements=statements)
-    return kernel
+        yield _Split(kernel, mapping)
 
 
 def unflattened_loops(
@@ -361,6 +382,26 @@ def _parts(v: Var, exprs: list[Expr], mapping: dict[Atom, Expr]) -> tuple[Var, .
     high, low = ix.var(f"{v.name}h", extent // k), ix.var(f"{v.name}l", k)
     mapping[v] = high.expr() * k + low.expr()
     return high, low
+
+
+def _in_dimensions(kernel: Kernel, graph: ir.Graph, sizes: Sizes) -> Kernel:
+    """Splits loops as `unflattened` does where lanes then cost less: a group's scale is a number for all its lanes, not a
+    division and a gather for each. Lanes go on along the same memory: elsewhere each would be in a page of its own."""
+    if kernel.share is not None or any(s.kind == "scan" for s in kernel.statements):
+        return kernel
+    steps = list(_splits(kernel))
+    if not steps:
+        return kernel
+    apart = steps[-1].kernel
+    whole, split = (_vector_loop(k, list(distinct_touches(k, graph, sizes)), sizes) for k in (kernel, apart))
+    if whole is None or split is None or split.cost >= whole.cost:
+        return kernel
+    place = whole.loop.expr()
+    for step in steps:
+        place = ix.substitute(place, step.parts)
+    columns = split.loop in apart.outer and kernel.inner
+    is_long = sizes.of(split.loop.extent) >= (MIN_COLUMNS if columns else MIN_LANES)
+    return apart if is_long and ix.stride_of(place, split.loop) is ix.ONE else kernel
 
 
 # ---- grouped channels -----------------------------------------------------------------------------------------------
@@ -415,7 +456,15 @@ def rejoined(kernel: Kernel, touches: list[Touch], sizes: Sizes) -> Kernel:
 # ---- the vector loop ------------------------------------------------------------------------------------------------
 
 
-def _vector_loop(kernel: Kernel, touches: list[Touch], sizes: Sizes) -> Var | None:
+@dataclass(frozen=True, slots=True)
+class _Lanes:
+    """A loop whose points are lanes, and what all accesses cost then."""
+
+    loop: Var
+    cost: float
+
+
+def _vector_loop(kernel: Kernel, touches: list[Touch], sizes: Sizes) -> _Lanes | None:
     candidates = [*(kernel.outer if kernel.share is None else ()), *_inner_candidates(kernel)]
     best: tuple[float, int, Var] | None = None
     for rank, v in enumerate(candidates):
@@ -424,7 +473,7 @@ def _vector_loop(kernel: Kernel, touches: list[Touch], sizes: Sizes) -> Var | No
         score = _lane_cost(v, kernel, touches, sizes)
         if best is None or (score, -rank) < best[:2]:
             best = (score, -rank, v)
-    return None if best is None else best[2]
+    return None if best is None else _Lanes(best[2], best[0])
 
 
 def _tile_loop(kernel: Kernel, vector: Var, touches: list[Touch], sizes: Sizes) -> Var | None:
@@ -456,6 +505,8 @@ def _lane_cost(v: Var, kernel: Kernel, touches: list[Touch], sizes: Sizes) -> fl
         if inner_loop and not t.inner:
             total += t.bytes * GATHER  # outer statements stay scalar when the lanes are an inner loop
             continue
+        if t.inner and _is_outside(t, kernel):  # loaded in front of the inner loops
+            t = replace(t, bytes=t.bytes // max(1, sizes.points(kernel.inner)))
         stride = stride_along(t.offset, v, sizes)
         factor = SPLAT if stride == 0 else 1.0 if stride in (1, -1) else GATHER
         if stride is not None and stride > 1 and stride * 4 <= 32:
@@ -463,9 +514,24 @@ def _lane_cost(v: Var, kernel: Kernel, touches: list[Touch], sizes: Sizes) -> fl
         total += t.bytes * factor * (1.5 if t.store and factor > 1.0 else 1.0)
     if inner_loop and any(s.kind == "scan" for s in kernel.statements):
         total *= SCAN_ALONG
+    if not inner_loop and kernel.sections > 1:
+        total *= _waiting(v, kernel, sizes)
     if not inner_loop and kernel.inner and kernel.sections:
         total *= 1.05  # equal otherwise: a reduction along the lanes touches fewer rows at once
     return total * (1.0 + 8.0 / max(extent, 1))
+
+
+def _waiting(v: Var, kernel: Kernel, sizes: Sizes) -> float:
+    """How many times longer rows take that are read again, so not shared, where lanes over `v` leave few tasks of columns."""
+    columns = sizes.points(kernel.outer)
+    tasks = columns // max(1, sizes.of(v.extent)) * -(-sizes.of(v.extent) // COLUMNS)
+    few = tasks < MIN_TASKS and columns * sizes.points(kernel.inner) >= WORTH_THREADS
+    return MIN_TASKS / max(1, tasks) if few else 1.0
+
+
+def _is_outside(touch: Touch, kernel: Kernel) -> bool:
+    """Whether a load is the same at all inner points."""
+    return not touch.store and not any(v in ix.free_atoms(touch.offset) or _through_data(touch.offset, v) for v in kernel.inner)
 
 
 def _lanes(kernel: Kernel, vector: Var, sizes: Sizes, register_bytes: int) -> int:

@@ -202,6 +202,11 @@ class _Carrier:
         along = (v for element in common for v in self._loops_along(element, rows))
         return not any(stride_along(sums, v, self.setting.sizes) == 1 for v in along)
 
+    def _is_across(self, rows: Kernel) -> bool:
+        """Whether lanes along the rows, as sums of columns need them, would stride through most of what the rows move."""
+        both = [e for e in _in_registers(rows) if _uses(e[1], rows.outer) and _uses(e[1], rows.inner)]
+        return 2 * sum(self._bytes(e) for e in both if self._along_rows(e, rows)) < sum(map(self._bytes, both))
+
     def _bytes(self, element: Element) -> int:
         name, index = element
         loops = {a for e in index for a in ix.free_atoms(e) if isinstance(a, Var)}
@@ -228,7 +233,7 @@ class _Carrier:
         read = {load.attr[:2] for load in vs.loads(moved.roots)} - _in_registers(rows)
         if any(_uses(e[1], rows.inner) and _uses(e[1], rows.outer) and not self._along_rows(e, rows) for e in read):
             return Reason.LAYOUT_CONFLICT
-        if rows.target == "cpp" and self._turned(rows, kernel, moved):
+        if rows.target == "cpp" and (self._turned(rows, kernel, moved) or self._is_across(rows)):
             return Reason.LAYOUT_CONFLICT
         if length > MAX_COLUMNS[rows.target] or length * sum(s.value.dtype.itemsize for s in accumulators) > MAX_REGISTER_BYTES:
             return Reason.TOO_LARGE

@@ -1,4 +1,4 @@
-"""Values that are read beside the points where they are made: which ones a GPU's kernels recompute, and that results stay."""
+"""Values that are read beside the points where they are made: which ones kernels recompute, and that results stay."""
 
 from __future__ import annotations
 
@@ -97,6 +97,16 @@ def test_values_and_kernels(name: str, dtype: torch.dtype) -> None:
     expected = fn(*args)
     if dtype is not torch.bfloat16:
         torch.testing.assert_close(tuple(got), expected if isinstance(expected, tuple) else (expected,))
+
+
+@pytest.mark.cpu
+@pytest.mark.parametrize("name", ["fluxes", "differences", "steps"])
+def test_a_cpu_recomputes_them_too(name: str) -> None:
+    fn, count, kernels = CASES[name]
+    args = [torch.randn(30, 40) for _ in range(count)]
+    graph = lower(reinplace(capture(fn, tuple(args), "fake")), LoweringContext())
+    assert len(schedule(graph, Options()).kernels) == kernels
+    torch.testing.assert_close(torch.compile(fn, backend="kgen")(*args), fn(*args))
 
 
 def result_too(x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:

@@ -21,11 +21,12 @@ from kgen.ir.index import Atom, Expr, Var
 from kgen.ir.plan import Nest, Statement
 from kgen.ir.values import Value
 from kgen.templates.cpp.codegen.expression import IndexText
+from kgen.templates.cpp.codegen.lane_steps import steps_of
 from kgen.templates.cpp.codegen.table import CPP_OPS, CPP_SCANS, CPP_SCATTER, CPP_TYPES
 from kgen.templates.render import clean
 
 # Strides that strided.h serves by whole registers.
-SHUFFLED = (2, 4)
+SHUFFLED = (2, 3, 4)
 # Where the part of a tile's loop begins that a task has.
 STRIP = "strip_begin"
 
@@ -445,7 +446,7 @@ class Emitter:
         given = f", {mask}" if mask is not None else ""
         suffix = "_masked" if mask is not None else ""
         if stride is None:
-            return f"gather{suffix}<L>({pointer}, {printer.vectorized(offset)}{given}, {active})"
+            return self._gather(pointer, offset, given, suffix)
         if stride == 1:
             self._walked(name, offset)
             return f"load{suffix}<L>({pointer} + {at}{given}, {active})"
@@ -454,6 +455,19 @@ class Emitter:
         if mask is None and self.nest.tile is not None and ix.stride_of(offset, self.nest.tile) == 1:
             return f"load<L>({self._turned(name, offset)} + ({self.nest.tile.name} - {STRIP}) * L, {active})"
         return f"load_strided{suffix}<L>({pointer} + {at}, {printer.scalar(stride)}{given}, {active})"
+
+    def _gather(self, pointer: str, offset: Expr, given: str, suffix: str) -> str:
+        """A load at indices without a stride. Where lanes mostly read neighbours, or one element, the first and the
+        last lane say whether they do."""
+        vector, printer = self.nest.vector, self._index(offset)
+        index = printer.vectorized(offset)
+        steps = None if vector is None else steps_of(offset, vector, self.nest.lanes)
+        kind = "" if steps is None else steps.kind(self.nest.lanes)
+        if vector is None or not kind or (given and kind == "number"):
+            return f"gather{suffix}<L>({pointer}, {index}{given}, {self._active()})"
+        last = ix.var(f"({vector.name} + w.n - 1)", vector.extent).expr()
+        ends = f"{printer.scalar(offset)}, {printer.scalar(ix.substitute(offset, {vector: last}))}"
+        return f"gather_{kind}{suffix}<L>({pointer}, {ends}, [&]() KGEN_INLINE {{ return {index}; }}{given}, {self._active()})"
 
     def _turned(self, buffer: str, offset: Expr) -> str:
         """The transposed tile of a load that is contiguous along the tile's loop."""

@@ -109,6 +109,9 @@ class IndexText:
             if den is not None and den > 0 and den & (den - 1) == 0:  # machines have no division of integer lanes
                 shift, rest = f"shr_({{}}, int64_t({den.bit_length() - 1}))", f"bitand_({{}}, int64_t({den - 1}))"
                 return (shift if isinstance(atom, ix.FloorDiv) else rest).format(self.vectorized(atom.num))
+            if den is not None and 0 < den < 2**31 and atom.num.bounds()[0] >= 0 and atom.num.bounds()[1] < 2**31:
+                name = "index_quotient" if isinstance(atom, ix.FloorDiv) else "index_rest"
+                return f"{name}<{den}>({self.vectorized(atom.num)})"
             name = "floordiv_" if isinstance(atom, ix.FloorDiv) else "remainder_"
             return f"{name}({self.vectorized(atom.num)}, {self.vectorized(atom.den)})"
         assert isinstance(atom, ix.Apply)

@@ -180,9 +180,10 @@ def outer_loops(nest: Nest, sizes: Sizes) -> OuterLoops:
     flat = nest.vertical and not loops and not nest.kernel.inner and nest.tile is None
     blocks, block = _blocks(nest, sizes) if nest.vertical and not flat else (ix.ONE, None)
     strips = ix.ONE if nest.tile is None else ix.ceildiv(nest.tile.extent, TILE)
-    digits = [(v.name, v.extent) for v in loops]
+    digits = [(v.name, v.extent) for v in loops if v not in nest.inside]
     digits += [("strip", strips)] if nest.tile is not None else []
     digits += [("block", blocks)] if block is not None else []
+    digits += [(v.name, v.extent) for v in loops if v in nest.inside]
     return OuterLoops(flat, tuple(digits), ix.product(v.extent for v in loops) * strips * blocks, block)
 
 

@@ -11,6 +11,7 @@ from torch import Tensor
 from kgen.scheduler import Options
 from kgen.scheduler.transforms import column_reduction
 from kgen.scheduler.transforms.column_reduction import MAX_SHARES, MIN_SHARES, SHARE_BYTES
+from kgen.verdict import Reason
 from tests.scheduler.fusion import test_columns
 from tests.scheduler.fusion.test_columns import (
     accumulating,
@@ -71,6 +72,19 @@ def test_the_first_walk_with_all_values_adds_them() -> None:
         [carrier] = carriers(plan_of(f, *args, options=CPU))
         assert {s.section for s in carrier.statements if s.kind == "column"} == {section}
         assert carrier.sections == 2
+
+
+def test_rows_that_lie_across_add_nothing() -> None:
+    """Lanes go along the rows where sums of columns ride: three of four tensors have their neighbours from row to row."""
+
+    def f(dy: Tensor, x: Tensor, z: Tensor, w: Tensor) -> tuple[Tensor, ...]:
+        t = dy.transpose(1, 2)
+        total = (t * x * w[:, None]).sum(1, keepdim=True)
+        return x * total + z, (t * x).sum((0, 2)), t.sum((0, 2))
+
+    plan = plan_of(f, r(32, 700, 128), r(32, 128, 700), r(32, 128, 700), r(128), options=CPU)
+    assert not carriers(plan)
+    assert any(v.reason is Reason.LAYOUT_CONFLICT for v in plan.verdicts)
 
 
 # ---- results --------------------------------------------------------------------------------------------------------

@@ -17,8 +17,19 @@ import pytest
 LANES = (4, 8, 16, 32, 64)  # a Vec has no fewer
 # Two registers of the widest kind: with this and with the fewest lanes, each type fills a part of a register and several ones.
 BYTES = 128
-KINDS = ("load", "store", "load_back", "store_back", "load_two", "store_two", "whole_two", "whole_four")
-UNMASKED = ("store_back", "whole_two", "whole_four")
+KINDS = (
+    "load",
+    "store",
+    "load_back",
+    "store_back",
+    "load_two",
+    "store_two",
+    "whole_two",
+    "whole_four",
+    "whole_three",
+    "store_three",
+)
+UNMASKED = ("store_back", "whole_two", "whole_four", "whole_three", "store_three")
 
 
 def stored() -> dict[str, int]:
@@ -46,6 +57,8 @@ ACCESS = {
     "load_two": "store(other + i, load_every_masked<2, L>(p + 2 * i, inside, w), w)",
     "whole_two": "store(other + i, load_every<2, L>(p + 2 * i, w), w)",
     "whole_four": "store(other + i, load_every<4, L>(p + 4 * i, w), w)",
+    "whole_three": "store(other + i, load_every<3, L>(p + 3 * i, w), w)",
+    "store_three": "store_every<3>(p + 3 * i, load<L>(other + i, w), w)",
     "store_two": "store_every_masked<2>(p + 2 * i, load<L>(other + i, w), inside, w)",
 }
 
@@ -122,7 +135,7 @@ def run(every: bool, paths: list[str]) -> None:
 def check(function: ctypes._FuncPtr, guarded: Guarded, other: ctypes.Array[ctypes.c_char], case: tuple[str, int, int]) -> None:
     """A zero page and an array of ones that ends, and one that begins, at a guard: neither may change beyond its elements."""
     kind, size, count = case
-    every = 2 if kind.endswith("two") else 4 if kind.endswith("four") else 1
+    every = {"two": 2, "three": 3, "four": 4}.get(kind.rpartition("_")[2], 1)
     extent = (every * (count - 1) + 1) * size
     for at_end in (True, False):
         guarded.fill(0)

@@ -67,7 +67,7 @@ def test_sizes_at_run_time() -> None:
 
 
 @pytest.mark.every(5)
-@pytest.mark.parametrize("step", [2, 4])
+@pytest.mark.parametrize("step", [2, 3, 4])
 @pytest.mark.parametrize("length", [64, 66, 127, 130])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16, torch.uint8], ids=str)
 def test_every_nth_element_up_to_the_last(step: int, length: int, dtype: torch.dtype) -> None:

@@ -435,4 +435,18 @@ KGEN_FN auto floordiv_(A a, B b) {
   }
 }
 
+// x / By and x % By of 0 <= x < 2^31: a multiplication and a shift (Granlund and Montgomery, "Division by invariant integers using
+// multiplication", 1994). Machines have no division of integer lanes.
+template <int64_t By, class X>
+KGEN_FN X index_quotient(X x) {
+  static_assert(By > 0 && By < (int64_t(1) << 31));
+  constexpr int shift = 31 + (By == 1 ? 0 : 64 - __builtin_clzll(uint64_t(By - 1)));
+  constexpr int64_t inverse = int64_t((__int128(1) << shift) / By) + 1;
+  return shr_(mul_(x, inverse), int64_t(shift));
+}
+template <int64_t By, class X>
+KGEN_FN X index_rest(X x) {
+  return sub_(x, mul_(index_quotient<By>(x), By));
+}
+
 }  // namespace kgen

@@ -171,6 +171,26 @@ KGEN_FN value_t<compute_t<T>, L> gather_masked(const T* p, I index, M mask, W w)
   }
 }
 
+// p[index()], lane by lane. No step from lane to lane is longer than one: where the last real lane is as far from the first as
+// in a run, they are one.
+template <int L, class T, class F, class W>
+KGEN_FN value_t<compute_t<T>, L> gather_run(const T* p, int64_t first, int64_t last, F index, W w) {
+  if (__builtin_expect(last - first == w.n - 1, 1)) return load<L>(p + first, w);
+  return gather<L>(p, index(), w);
+}
+template <int L, class T, class F, class M, class W>
+KGEN_FN value_t<compute_t<T>, L> gather_run_masked(const T* p, int64_t first, int64_t last, F index, M mask, W w) {
+  if (__builtin_expect(last - first == w.n - 1, 1)) return load_masked<L>(p + first, mask, w);
+  return gather_masked<L>(p, index(), mask, w);
+}
+
+// The same of indices that never go back: where the last one is the first, all lanes read that.
+template <int L, class T, class F, class W>
+KGEN_FN value_t<compute_t<T>, L> gather_number(const T* p, int64_t first, int64_t last, F index, W w) {
+  if (__builtin_expect(last == first, 1)) return splat<L>(load<1>(p + first, Full<1>{}));
+  return gather<L>(p, index(), w);
+}
+
 // Asks for `count` neighbours from `p` on, for L2. Nothing has to be there.
 template <class T>
 KGEN_FN void prefetch_run(const T* p, int64_t count) {

@@ -1,4 +1,4 @@
-// Loads and stores of every S-th element, S = 2 or 4: whole registers and shuffles instead of one memory operation a lane.
+// Loads and stores of every S-th element, S = 2, 3 or 4: whole registers and shuffles instead of one memory operation a lane.
 #pragma once
 
 #include "memory.h"
@@ -62,7 +62,7 @@ KGEN_FN Vec<T, L * S> spread_lanes(Vec<T, L> v) {
 
 // Whether shuffles pay: masks of all elements must fit, and masked memory operations must be cheap.
 template <int S, int L, class T>
-inline constexpr bool by_shuffles = KGEN_AVX512 && L* S <= 64 && L * sizeof(T) >= 16;
+inline constexpr bool by_shuffles = KGEN_AVX512 && S != 3 && L* S <= 64 && L * sizeof(T) >= 16;
 
 // The L * S elements from p on, the last S - 1 of them undefined: nothing is read behind the last one that is wanted, and nothing
 // by a mask, which takes twice as long on some CPUs. Of several registers.
@@ -90,6 +90,50 @@ KGEN_FN Vec<T, L> every_lane(Vec<T, L * S> all) {
   }
 }
 
+// Every third element from p on: of each three registers two shuffles make one. Nothing is read behind the last one that is wanted.
+template <int L, class U>
+KGEN_FN Vec<U, L> load_thirds(const U* p) {
+  using V = Vec<U, L>;
+  using R = typename V::reg;
+  constexpr int W = V::W;
+  V out;
+  KGEN_UNROLL for (int i = 0; i < V::K; ++i) {
+    R first, second, third;
+    __builtin_memcpy(&first, p + 3 * i * W, sizeof(R));
+    __builtin_memcpy(&second, p + (3 * i + 1) * W, sizeof(R));
+    __builtin_memcpy(&third, p + (3 * i + 2) * W - 2, sizeof(R));
+    out.r[i] = [&]<int... I>(Lanes<I...>) KGEN_INLINE {
+      const R both = __builtin_shufflevector(first, second, (3 * I < 2 * W ? 3 * I : 0)...);
+      return __builtin_shufflevector(both, third, (3 * I < 2 * W ? I : 3 * I - W + 2)...);
+    }(lane_numbers<W>{});
+  }
+  return out;
+}
+
+// The same for stores: a third of a register's lanes goes to one third of its run.
+template <int Third, class U, int W>
+KGEN_FN void store_third(U* p, Vec<U, W> v) {
+  [&]<int... I>(Lanes<I...>) KGEN_INLINE {
+    constexpr uint64_t bits = (((Third * W + I) % 3 == 0 ? uint64_t(1) << I : 0) | ...);
+    const Vec<U, W> spread{{__builtin_shufflevector(v.r[0], v.r[0], ((Third * W + I) / 3)...)}};
+    store_raw(p + Third * W, spread, Mask<W>{typename Mask<W>::Bits(bits)});
+  }(lane_numbers<W>{});
+}
+template <class U, int L>
+KGEN_FN void store_thirds(U* p, Vec<U, L> v) {
+  constexpr int W = Vec<U, L>::W;
+  KGEN_UNROLL for (int i = 0; i < v.K; ++i) {
+    const Vec<U, W> one{{v.r[i]}};
+    store_third<0>(p + 3 * i * W, one);
+    store_third<1>(p + 3 * i * W, one);
+    store_third<2>(p + 3 * i * W, one);
+  }
+}
+
+// Whether these pay: registers are full, and shuffles of two of them are one instruction.
+template <class U, class W>
+inline constexpr bool by_thirds = KGEN_AVX512 && W::full && sizeof(U) >= 4 && W::L * sizeof(U) >= 32;
+
 template <int S, int L, class T, class M, class W>
 KGEN_FN value_t<compute_t<T>, L> load_every_masked(const T* p, M mask, W w) {
   using U = stored_t<T>;
@@ -105,7 +149,9 @@ KGEN_FN value_t<compute_t<T>, L> load_every_masked(const T* p, M mask, W w) {
 template <int S, int L, class T, class W>
 KGEN_FN value_t<compute_t<T>, L> load_every(const T* p, W w) {
   using U = stored_t<T>;
-  if constexpr (by_shuffles<S, L, U>) {
+  if constexpr (S == 3 && by_thirds<U, W>) {
+    return decode<T>(load_thirds<L>(reinterpret_cast<const U*>(p)));
+  } else if constexpr (by_shuffles<S, L, U>) {
     if constexpr (W::full && Vec<U, L * S>::K > 1) {
       return decode<T>(every_lane<S, U, L>(load_through<S, L>(reinterpret_cast<const U*>(p))));
     } else {
@@ -129,7 +175,10 @@ KGEN_FN void store_every_masked(T* p, V v, M mask, W w) {
 }
 template <int S, class T, class V, class W>
 KGEN_FN void store_every(T* p, V v, W w) {
-  if constexpr (by_shuffles<S, W::L, stored_t<T>>) {
+  using U = stored_t<T>;
+  if constexpr (S == 3 && by_thirds<U, W>) {
+    store_thirds(reinterpret_cast<U*>(p), to_storage<T, W::L>(v));
+  } else if constexpr (by_shuffles<S, W::L, stored_t<T>>) {
     store_every_masked<S>(p, v, true, w);
   } else {
     store_strided(p, S, v, w);

@@ -1,0 +1,70 @@
+"""Vector loops of a CPU's kernels: which loop the lanes are, how it is split, and what runs inside of a block of it."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+
+import pytest
+import torch
+from torch import Tensor
+
+import kgen
+
+pytestmark = pytest.mark.cpu
+
+
+def source_of(f: Callable[..., Tensor], *args: Tensor) -> str:
+    """The one kernel's text; its results are those of eager."""
+    torch.testing.assert_close(torch.compile(f, backend="kgen")(*args), f(*args), rtol=1e-4, atol=1e-4)
+    torch._dynamo.reset()
+    [graph] = kgen.explain(f, *args, print_report=False).graphs
+    [kernel] = graph.kernels
+    return kernel.source
+
+
+def lanes(source: str) -> str:
+    found = re.search(r"lanes: (\w+) x", source)
+    assert found is not None
+    return found[1]
+
+
+def crossed(x: Tensor, y: Tensor) -> Tensor:
+    return torch.linalg.cross(x, y) * 2
+
+
+def test_coordinates_run_inside_of_a_block_of_points() -> None:
+    source = source_of(crossed, torch.randn(20001, 3), torch.randn(20001, 3))
+    assert lanes(source) == "x0"
+    assert "x1 = task % (3)" in source
+    assert "load_every<3" in source
+
+
+def scaled(x: Tensor, scale: Tensor) -> Tensor:
+    return x.flatten(1) * scale.repeat_interleave(40, 1) + 1
+
+
+def test_groups_are_loops() -> None:
+    source = source_of(scaled, torch.randn(50, 6, 40), torch.randn(50, 6))
+    assert "gather" not in source
+    assert "floordiv" not in source
+
+
+def summed(x: Tensor, scale: Tensor) -> Tensor:
+    return (x * scale.repeat_interleave(10, 1)[:, None]).sum(1)
+
+
+def test_what_is_loaded_once_costs_little() -> None:
+    source = source_of(summed, torch.randn(3, 500, 320), torch.randn(3, 32))
+    assert lanes(source) == "x1"
+
+
+def normalised(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
+    var, mean = torch.var_mean(x, (0, 2), keepdim=True)
+    return torch.relu((x - mean) * torch.rsqrt(var + 1e-5) * weight[:, None] + bias[:, None]).contiguous()
+
+
+def test_columns_that_are_read_again_leave_tasks() -> None:
+    x = torch.randn(4, 5000, 64).transpose(1, 2)
+    source = source_of(normalised, x, torch.randn(64), torch.randn(64))
+    assert "parallel_for(threads, 64," in source
