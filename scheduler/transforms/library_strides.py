@@ -4,8 +4,8 @@
     after    x' = x[:, 1:] in rows of 704;  c = mm(x', w)
 
 The call reads a copy where that takes less time than it saves. Where rows themselves are no whole number of loads, a copy is of
-no use: the library chooses its kernels by the lengths of rows as well as by where they begin (H200, 2026-11-28: rows of 197, 845
-and 2,050 numbers).
+no use: the library chooses its kernels by the lengths of rows as well as by where they begin (H200, 2026-11-28: rows of 197,
+845 and 2,050 numbers).
 """
 
 from __future__ import annotations
