@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from kgen.ir import index as ix
 from kgen.ir import ops
 from kgen.ir import values as vs
 from kgen.ir.plan import Statement
@@ -11,11 +12,12 @@ from kgen.ir.values import Value
 
 
 def stored_inside(s: Statement, inside: Value | None) -> Statement:
-    """A pointwise statement that reads and stores nothing where a condition does not hold, if there is one."""
+    """A pointwise statement, or an update, that reads and stores nothing where a condition does not hold, if there is one."""
     if inside is None:
         return s
     kept = inside if s.mask is None else vs.call("and", inside, vs.guard_loads(s.mask, inside))
-    return replace(s, value=vs.guard_loads(s.value, inside), mask=kept if any(s.stored) else s.mask)
+    store = tuple(ix.substitute(e, {}, {}, lambda v: vs.guard_loads(v, inside)) for e in s.store)
+    return replace(s, value=vs.guard_loads(s.value, inside), store=store, mask=kept if any(s.stored) else s.mask)
 
 
 def padded(value: Value, op: str, inside: Value | None) -> Value:

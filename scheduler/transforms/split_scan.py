@@ -86,12 +86,13 @@ def _cost_of_a_point(kernel: Kernel) -> int:
 
 
 def may_split(kernel: Kernel) -> bool:
-    """Whether the kernel walks one loop, and all that it does there is scans, reductions, and stores point by point."""
+    """Whether the kernel walks one loop, and all that it does there is scans, reductions, updates in any order, and stores point
+    by point."""
     inner = [s for s in kernel.statements if s.inner]
     scans = [s for s in inner if s.kind == "scan"]
     if kernel.sections != 1 or kernel.rows or kernel.contracts or len(kernel.inner) != 1 or not scans:
         return False
-    if any(s.mask is not None or not (s.kind in ("scan", "pointwise") or _is_joined(s)) for s in inner):
+    if any(s.mask is not None or not (s.kind in ("scan", "pointwise") or _is_joined(s) or _is_update(s)) for s in inner):
         return False
     behind = _behind(inner)
     if any(_read(s) & behind for s in scans):
@@ -105,16 +106,22 @@ def _is_joined(s: Statement) -> bool:
     return s.kind == "reduction" and s.op in ops.JOINED and len(s.outs) == 1
 
 
+def _is_update(s: Statement) -> bool:
+    return s.kind == "scatter" and s.rank is None
+
+
 def _writes_over_reads(kernel: Kernel, graph: ir.Graph) -> bool:
     """Whether a later one of the kernels would read what an earlier one has stored over: what is stored in front of the scans
-    is not where the kernel reads. Nor is anything where its rows' values come from, if a fourth kernel needs these."""
+    is not where the kernel reads. Nor is what is updated, nor anything where its rows' values come from, if a fourth kernel needs
+    these."""
     behind = _behind([s for s in kernel.statements if s.inner])
     made = {o for s in kernel.statements for o in s.outs}
     stored = {o for s in kernel.statements for o, kept in zip(s.outs, s.stored, strict=True) if kept}
     inner = {root(graph, name) for s in kernel.statements if s.inner for name in _read(s) - made}
     outer = {root(graph, name) for s in kernel.statements if not s.inner for name in _read(s) - made}
     early = stored if _reduces_behind(kernel, behind) else stored - behind
-    return any(root(graph, name) in inner | outer for name in stored - behind) or any(
+    updated = {o for s in kernel.statements if s.kind == "scatter" for o in s.outs}
+    return any(root(graph, name) in inner | outer for name in (stored - behind) | updated) or any(
         root(graph, name) in outer for name in early
     )
 
@@ -196,7 +203,7 @@ class _Split:
             [partial] = self._buffers(s, "partial")
             (self.last if is_behind else self.totals).append(self._total(s, partial))
             self.reductions.append(replace(s, value=self._load(partial, self.share.expr()), section=0))
-        elif is_behind:
+        elif is_behind or s.kind == "scatter":
             self.last.append(self._moved(s))
         else:
             self.totals.append(self._moved(s))

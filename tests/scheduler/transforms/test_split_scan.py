@@ -7,6 +7,7 @@ from collections.abc import Callable
 
 import pytest
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from kgen.device import Gpu
@@ -30,6 +31,13 @@ def lovasz(errors: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
     g = labels[order].float()
     total = g.sum()
     return e, 1 - (total - g.cumsum(0)) / (total + (1 - g).cumsum(0))
+
+
+def runs(key: Tensor, order: Tensor) -> tuple[Tensor, Tensor]:
+    """How long the run of each number is, and the run of each element in another order: updates beside the scan."""
+    number = F.pad((key[1:] != key[:-1]).long(), (1, 0)).cumsum(0)
+    length = torch.zeros(len(key)).index_add(0, number, torch.ones(len(key)))
+    return length, torch.empty_like(number).scatter(0, order, number)
 
 
 def likelihood(risk: Tensor, seen: Tensor) -> Tensor:
@@ -68,6 +76,7 @@ CASES: dict[str, tuple[Callable[..., object], list[Tensor]]] = {
     "sums of what a scan makes": (lambda x: ((x.cumsum(0) * x).sum(), x.amax(), x.sum()), [torch.randn(517)]),
     "a likelihood": (likelihood, [torch.randn(600), torch.randint(0, 2, (600,))]),
     "a scan and its maximum": (lambda x: (x.cumsum(1), x.cumsum(1).amax(1) + x.sum(1)), [torch.randn(2, 600)]),
+    "numbers of runs": (runs, [torch.randint(0, 40, (517,)).sort().values, torch.randperm(517)]),
     "positions of ones": (lambda x: ((x > 0).long().cumsum(0) - 1) * (x > 0), [torch.randn(600)]),
 }  # fmt: skip
 
