@@ -39,7 +39,7 @@ JINJA = sorted(path for folder in ("templates", "examples") for path in (ROOT / 
 # Text, `if`, `for`, slot calls and the names of their results, and macros for what an author writes twice.
 ALLOWED = (
     jn.Template, jn.Output, jn.TemplateData, jn.If, jn.For, jn.Macro, jn.Assign, jn.Name, jn.Const, jn.Getattr, jn.Call,
-    jn.Keyword, jn.List, jn.Tuple, jn.CondExpr, jn.Compare, jn.Operand, jn.And, jn.Or, jn.Not, jn.Concat,
+    jn.Keyword, jn.List, jn.Tuple, jn.Dict, jn.Pair, jn.CondExpr, jn.Compare, jn.Operand, jn.And, jn.Or, jn.Not, jn.Concat,
 )  # fmt: skip
 # Modules that use regular expressions. None decides from generated text how a kernel is built: they read names and types
 # (`tensor_map`, `kernel_call`, `render`), what tools and other people's sources say (`toolchain`, `triton`), and PTX (`ptx`,
