@@ -18,6 +18,7 @@ from kgen.ir.values import Value
 from kgen.lowering import fallback
 from kgen.lowering.builder import Builder
 from kgen.lowering.few_terms import are_few, written_out
+from kgen.lowering.reduction import reduce
 from kgen.lowering.tensor import Tensor, at, broadcast, indices
 
 
@@ -93,10 +94,49 @@ def _matmul(
         written = _written_out(b, matmul)
         if written is not None:
             return written
+    if bias is None and not kwargs and (repeated := _repeated(b, x, y)) is not None:
+        return repeated
     used = {name: number for name, number in kwargs.items() if number != 1 or name not in ("alpha", "beta")}
     wrap = partial(_node, b, matmul) if plain else None
     result: Tensor = fallback.extern(b, b.current, args, used, "contraction without a template", wrap)
     return result
+
+
+def _repeated(b: Builder, x: Tensor, y: Tensor) -> Tensor | None:
+    """``x @ y`` where all rows of x, or all columns of y, are the same: one of them, multiplied, at all of these; else None. The
+    gradient of a sum is such a matrix, and all its elements are the same. Then a sum of the other matrix is left."""
+    row, column = _first_of_equal(x, -2), _first_of_equal(y, -1)
+    if (row, column) == (x, y) or not isinstance(b.current.target, torch._ops.OpOverload):
+        return None
+    whole = (*x.sizes[:-1], y.sizes[-1])
+    if x.dtype == y.dtype and x.dtype.is_floating_point:
+        for one, other, axis in ((row, column, -1), (column, row, -2)):
+            if not {one.axes[-1], one.axes[-2]} & one.value.variables():
+                return broadcast(reduce(b, "sum", _times_number(other, one), [(-3 - axis) % other.rank], True), whole)
+    batch = tuple(ix.var("b", s) for s in row.sizes[:-2])
+    m, n, k = ix.var("m", row.sizes[-2]), ix.var("n", column.sizes[-1]), ix.var("k", row.sizes[-1])
+    lead = [v.expr() for v in batch]
+    matmul = Matmul(row, column, (*batch, m, n), k, (*lead, m.expr(), k.expr()), (*lead, k.expr(), n.expr()))
+    sizes = tuple(v.extent for v in matmul.out_vars)
+    made = (sizes, x.dtype, x.device, ix.contiguous_strides(sizes))
+    reason = "contraction without a template"
+    [result] = b.extern(b.current.target, (row, column), {}, [made], reason, wrap=partial(_node, b, matmul))
+    assert result is not None
+    return broadcast(result, whole)
+
+
+def _times_number(tensor: Tensor, number: Tensor) -> Tensor:
+    """The matrix times one that has one element at all places, not rounded."""
+    where = (*tensor.indices[:-2], ix.ZERO, ix.ZERO)
+    return tensor.with_value(vs.call("mul", tensor.value, at(number, where)))
+
+
+def _first_of_equal(tensor: Tensor, axis: int) -> Tensor:
+    """One of the elements along an axis, if they are all the same: the rest of the tensor's value is its value."""
+    if tensor.sizes[axis] == 1 or tensor.axes[axis] in tensor.value.variables():
+        return tensor
+    at_axis = axis % tensor.rank
+    return replace(tensor, sizes=(*tensor.sizes[:at_axis], ix.ONE, *tensor.sizes[at_axis + 1 :]))
 
 
 def _written_out(b: Builder, matmul: Matmul) -> Tensor | None:
