@@ -103,8 +103,8 @@ def _matmul(
 
 
 def _repeated(b: Builder, x: Tensor, y: Tensor) -> Tensor | None:
-    """``x @ y`` where all rows of x, or all columns of y, are the same: one of them, multiplied, at all of these; else None. The
-    gradient of a sum is such a matrix, and all its elements are the same. Then a sum of the other matrix is left."""
+    """``x @ y`` where all rows of x, or all columns of y, are the same: one of them, multiplied, at all of these; else None.
+    The gradient of a sum is such a matrix, and all its elements are the same. Then a sum of the other matrix is left."""
     row, column = _first_of_equal(x, -2), _first_of_equal(y, -1)
     if (row, column) == (x, y) or not isinstance(b.current.target, torch._ops.OpOverload):
         return None

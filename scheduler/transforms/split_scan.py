@@ -86,8 +86,8 @@ def _cost_of_a_point(kernel: Kernel) -> int:
 
 
 def may_split(kernel: Kernel) -> bool:
-    """Whether the kernel walks one loop, and all that it does there is scans, reductions, updates in any order, and stores point
-    by point."""
+    """Whether the kernel walks one loop, and all that it does there is scans, reductions, updates in any order, and stores
+    point by point."""
     inner = [s for s in kernel.statements if s.inner]
     scans = [s for s in inner if s.kind == "scan"]
     if kernel.sections != 1 or kernel.rows or kernel.contracts or len(kernel.inner) != 1 or not scans:
@@ -112,8 +112,8 @@ def _is_update(s: Statement) -> bool:
 
 def _writes_over_reads(kernel: Kernel, graph: ir.Graph) -> bool:
     """Whether a later one of the kernels would read what an earlier one has stored over: what is stored in front of the scans
-    is not where the kernel reads. Nor is what is updated, nor anything where its rows' values come from, if a fourth kernel needs
-    these."""
+    is not where the kernel reads. Nor is what is updated, nor anything where its rows' values come from, if a fourth kernel
+    needs these."""
     behind = _behind([s for s in kernel.statements if s.inner])
     made = {o for s in kernel.statements for o in s.outs}
     stored = {o for s in kernel.statements for o, kept in zip(s.outs, s.stored, strict=True) if kept}

@@ -107,5 +107,5 @@ def test_of_one_number_nothing_is_multiplied(name: str) -> None:
 
 def test_two_of_four_matmuls_are_left_in_the_gradient_of_a_sum() -> None:
     args = [torch.randn(70, 33), torch.randn(45, 33), torch.randn(20, 45)]
-    _, backward = plans(loss, *(a.requires_grad_() for a in args)).schedules
+    _, backward = plans(loss, *(a.requires_grad_() for a in args), backward=True).schedules
     assert len([node for node in backward.graph.nodes if ir.is_contraction(node)]) == 2
