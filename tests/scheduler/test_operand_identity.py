@@ -99,11 +99,11 @@ def _joined(fn: Callable[..., Any], *args: Tensor) -> int:
 
 
 def test_equal_arrays_still_share_a_kernel() -> None:
-    def same(t: Tensor, g: Tensor, w: Tensor) -> tuple[Tensor, Tensor]:
-        return t.expand(4, 5) @ g, t.expand(4, 5) @ w
+    def same(u: Tensor, g: Tensor, w: Tensor) -> tuple[Tensor, Tensor]:
+        return u[:, None].expand(4, 5) @ g, u[:, None].expand(4, 5) @ w
 
-    assert _joined(same, r(), r(5, 6), r(5, 7)) == 2
-    assert _joined(left, r(), r(5, 6), r(4, 7)) == 0
+    assert _joined(same, r(4), r(5, 6), r(5, 7)) == 2
+    assert _joined(rows, r(5), r(5, 6), r(4, 7)) == 0
 
 
 def test_a_maximum_of_other_points_is_no_row_maximum() -> None:
