@@ -19,7 +19,7 @@ from kgen.lowering import fallback
 from kgen.lowering.builder import Builder
 from kgen.lowering.few_terms import are_few, written_out
 from kgen.lowering.reduction import reduce
-from kgen.lowering.tensor import Tensor, at, broadcast, indices
+from kgen.lowering.tensor import Tensor, at, broadcast, indices, is_empty
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,6 +105,8 @@ def _matmul(
 def _repeated(b: Builder, x: Tensor, y: Tensor) -> Tensor | None:
     """``x @ y`` where all rows of x, or all columns of y, are the same: one of them, multiplied, at all of these; else None.
     The gradient of a sum is such a matrix, and all its elements are the same. Then a sum of the other matrix is left."""
+    if is_empty(x.sizes) or is_empty(y.sizes):
+        return None
     row, column = _first_of_equal(x, -2), _first_of_equal(y, -1)
     if (row, column) == (x, y) or not isinstance(b.current.target, torch._ops.OpOverload):
         return None

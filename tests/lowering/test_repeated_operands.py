@@ -77,6 +77,16 @@ def test_on_a_gpu(name: str) -> None:
 
 
 @pytest.mark.cpu
+@pytest.mark.parametrize("sizes", [(0, 4, 5), (3, 0, 5), (3, 4, 0)])
+def test_nothing_to_multiply(sizes: tuple[int, int, int]) -> None:
+    m, k, n = sizes
+    torch._dynamo.reset()
+    x, w = torch.randn(1, k), torch.randn(k, n)
+    got = torch.compile(lambda x, w: x.expand(m, k) @ w + 1, backend="kgen", fullgraph=True)(x, w)
+    torch.testing.assert_close(got, x.expand(m, k) @ w + 1)
+
+
+@pytest.mark.cpu
 def test_gradients_of_a_sum() -> None:
     args = [torch.randn(70, 33), torch.randn(45, 33), torch.randn(20, 45)]
     torch._dynamo.reset()
