@@ -105,16 +105,15 @@ def _matmul(
 def _repeated(b: Builder, x: Tensor, y: Tensor) -> Tensor | None:
     """``x @ y`` where all rows of x, or all columns of y, are the same: one of them, multiplied, at all of these; else None.
     The gradient of a sum is such a matrix, and all its elements are the same. Then a sum of the other matrix is left."""
-    if is_empty(x.sizes) or is_empty(y.sizes):
-        return None
+    if x.dtype != y.dtype or not x.dtype.is_floating_point or is_empty(x.sizes) or is_empty(y.sizes):
+        return None  # sums of integers have another type
     row, column = _first_of_equal(x, -2), _first_of_equal(y, -1)
     if (row, column) == (x, y) or not isinstance(b.current.target, torch._ops.OpOverload):
         return None
     whole = (*x.sizes[:-1], y.sizes[-1])
-    if x.dtype == y.dtype and x.dtype.is_floating_point:
-        for one, other, axis in ((row, column, -1), (column, row, -2)):
-            if not {one.axes[-1], one.axes[-2]} & one.value.variables():
-                return broadcast(reduce(b, "sum", _times_number(other, one), [(-3 - axis) % other.rank], True), whole)
+    for one, other, axis in ((row, column, -2), (column, row, -1)):
+        if not {one.axes[-1], one.axes[-2]} & one.value.variables():
+            return broadcast(reduce(b, "sum", _times_number(other, one), [axis % other.rank], True), whole)
     batch = tuple(ix.var("b", s) for s in row.sizes[:-2])
     m, n, k = ix.var("m", row.sizes[-2]), ix.var("n", column.sizes[-1]), ix.var("k", row.sizes[-1])
     lead = [v.expr() for v in batch]

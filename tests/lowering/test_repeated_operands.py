@@ -87,6 +87,14 @@ def test_nothing_to_multiply(sizes: tuple[int, int, int]) -> None:
 
 
 @pytest.mark.cpu
+def test_sums_of_integers_keep_their_type() -> None:
+    torch._dynamo.reset()
+    x, w = torch.ones(1, 32, dtype=torch.int8), torch.full((32, 16), 100, dtype=torch.int8)
+    got = torch.compile(lambda x, w: torch._int_mm(x.expand(24, 32), w), backend="kgen", fullgraph=True)(x, w)
+    torch.testing.assert_close(got, torch.full((24, 16), 3200, dtype=torch.int32))
+
+
+@pytest.mark.cpu
 def test_gradients_of_a_sum() -> None:
     args = [torch.randn(70, 33), torch.randn(45, 33), torch.randn(20, 45)]
     torch._dynamo.reset()
