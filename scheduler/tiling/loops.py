@@ -34,8 +34,9 @@ MAX_TURNS = 8  # loops are split at most so often
 GROUP_OPS = ("sum", "prod", "max", "min", "welford")
 # Tasks that outer loops must leave for the threads before another outer loop may become lanes.
 MIN_TASKS = 8
-# Columns of a task whose lanes are an outer loop, and points of a kernel that are worth several threads.
-COLUMNS, WORTH_THREADS = 64, 1 << 18
+# Columns of a task whose lanes are an outer loop, points of a kernel that are worth several threads, and how many times longer
+# one thread takes, at most: lanes that gather take longer than that (37 columns of 300,001 rows on two threads, 38 ms and 102).
+COLUMNS, WORTH_THREADS, MOST_WAITING = 64, 1 << 18, 3.0
 # Registers of so many bytes have instructions that gather, by indices of 64 bits as many lanes as fill a register. Where that
 # misses the cache, twice as many lanes a step took 1.1 to 2.5 times as long on an AMD EPYC.
 GATHERING = 64
@@ -526,7 +527,7 @@ def _waiting(v: Var, kernel: Kernel, sizes: Sizes) -> float:
     columns = sizes.points(kernel.outer)
     tasks = columns // max(1, sizes.of(v.extent)) * -(-sizes.of(v.extent) // COLUMNS)
     few = tasks < MIN_TASKS and columns * sizes.points(kernel.inner) >= WORTH_THREADS
-    return MIN_TASKS / max(1, tasks) if few else 1.0
+    return min(MOST_WAITING, MIN_TASKS / max(1, tasks)) if few else 1.0
 
 
 def _is_outside(touch: Touch, kernel: Kernel) -> bool:

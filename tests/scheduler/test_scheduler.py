@@ -235,6 +235,14 @@ def test_outer_reduction_runs_across_lanes() -> None:
     assert nest.vertical
 
 
+def test_few_columns_that_are_read_again_are_lanes() -> None:
+    """One thread that goes along memory is faster than several that gather."""
+    plan = plans(lambda x: (x - x.mean(0)).square().mean(0), torch.empty(300001, 37)).forward
+    [kernel] = [step for step in plan.kernels if step.sections > 1]
+    nest = choose_loops(kernel, plan.graph, Sizes({}), 64)
+    assert nest.vector in nest.kernel.outer
+
+
 def test_few_long_rows_are_not_fused_with_a_second_pass() -> None:
     """One row of a million: fused, a single thread would have to do all of it."""
     plan = plans(lambda x: x - x.amax(-1, keepdim=True), r(1, 1 << 20)).forward
