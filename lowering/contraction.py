@@ -79,14 +79,10 @@ def _matmul(
     bias: Tensor | None = None, beta: Any = 1, alpha: Any = 1,
 ) -> Tensor:  # fmt: skip
     """``alpha * x @ y + beta * bias`` of matrices, or of as many matrices as a leading dimension counts."""
-    batch = tuple(ix.var("b", s) for s in x.sizes[:-2])
-    m, n, k = ix.var("m", x.sizes[-2]), ix.var("n", y.sizes[-1]), ix.var("k", x.sizes[-1])
-    out_vars = (*batch, m, n)
-    lead = [v.expr() for v in batch]
-    matmul = Matmul(x, y, out_vars, k, (*lead, m.expr(), k.expr()), (*lead, k.expr(), n.expr()))
+    matmul = _of_matrices(x, y)
     if bias is not None:
-        whole = broadcast(bias, tuple(v.extent for v in out_vars))
-        added = None if beta == 0 else _times(at(whole, [v.expr() for v in out_vars]), beta)
+        whole = broadcast(bias, tuple(v.extent for v in matmul.out_vars))
+        added = None if beta == 0 else _times(at(whole, [v.expr() for v in matmul.out_vars]), beta)
         kind = ops.compute_dtype(x.dtype)
         matmul = replace(matmul, scale=None if alpha == 1 else vs.const(alpha, kind), addend=added)
     plain = all(isinstance(number, int | float) for number in (alpha, beta))
@@ -102,6 +98,14 @@ def _matmul(
     return result
 
 
+def _of_matrices(x: Tensor, y: Tensor) -> Matmul:
+    """``x @ y``, for each index of leading dimensions."""
+    batch = tuple(ix.var("b", s) for s in x.sizes[:-2])
+    m, n, k = ix.var("m", x.sizes[-2]), ix.var("n", y.sizes[-1]), ix.var("k", x.sizes[-1])
+    lead = [v.expr() for v in batch]
+    return Matmul(x, y, (*batch, m, n), k, (*lead, m.expr(), k.expr()), (*lead, k.expr(), n.expr()))
+
+
 def _repeated(b: Builder, x: Tensor, y: Tensor) -> Tensor | None:
     """``x @ y`` where all rows of x, or all columns of y, are the same: one of them, multiplied, at all of these; else None.
     The gradient of a sum is such a matrix, and all its elements are the same. Then a sum of the other matrix is left."""
@@ -114,10 +118,7 @@ def _repeated(b: Builder, x: Tensor, y: Tensor) -> Tensor | None:
     for one, other, axis in ((row, column, -2), (column, row, -1)):
         if not {one.axes[-1], one.axes[-2]} & one.value.variables():
             return broadcast(reduce(b, "sum", _times_number(other, one), [axis % other.rank], True), whole)
-    batch = tuple(ix.var("b", s) for s in row.sizes[:-2])
-    m, n, k = ix.var("m", row.sizes[-2]), ix.var("n", column.sizes[-1]), ix.var("k", row.sizes[-1])
-    lead = [v.expr() for v in batch]
-    matmul = Matmul(row, column, (*batch, m, n), k, (*lead, m.expr(), k.expr()), (*lead, k.expr(), n.expr()))
+    matmul = _of_matrices(row, column)
     sizes = tuple(v.extent for v in matmul.out_vars)
     made = (sizes, x.dtype, x.device, ix.contiguous_strides(sizes))
     reason = "contraction without a template"

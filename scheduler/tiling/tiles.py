@@ -489,13 +489,19 @@ def _lightened_plane(kernel: Kernel, blocks: Blocks) -> Blocks:
     """With fewer points a thread where their values would leave an SM with one program: first a shorter side, of a full cache
     line yet, then more warps."""
     each = registers_of_a_point(kernel)
-    while each * blocks.x * blocks.y > MOST_OF_COLUMNS * 32 * blocks.warps:
-        if blocks.y > LINE_OF_A_PLANE:
-            blocks = replace(blocks, y=blocks.y // 2)
-        elif blocks.warps < WARPS_PER_SM:
-            blocks = replace(blocks, warps=2 * blocks.warps)
-        else:
+    return _thinned(
+        blocks, lambda one: each * one.x * one.y > MOST_OF_COLUMNS * 32 * one.warps,
+        lambda one: replace(one, y=one.y // 2) if one.y > LINE_OF_A_PLANE else None,
+    )  # fmt: skip
+
+
+def _thinned(blocks: Blocks, is_full: Callable[[Blocks], bool], shorter: Callable[[Blocks], Blocks | None]) -> Blocks:
+    """A tile whose threads have less, until they are not full: a shorter one, as long as there is one, then more warps."""
+    while is_full(blocks):
+        less = shorter(blocks)
+        if less is None and blocks.warps >= WARPS_PER_SM:
             break
+        blocks = less or replace(blocks, warps=2 * blocks.warps)
     return blocks
 
 
@@ -710,14 +716,10 @@ def _lightened_shares(kernel: Kernel, blocks: Blocks) -> Blocks:
     """With fewer points a thread where a point has many values, the sums of its columns among them: an SM would hold one such
     program, and the others would follow in a second round. First fewer rows, then more warps for one row."""
     each = registers_of_a_point(kernel) + sum(s.kind == "column" for s in kernel.statements)
-    while each * _points_of_a_thread(blocks) > FEW_REGISTERS:
-        if blocks.x > 1:
-            blocks = replace(blocks, x=blocks.x // 2)
-        elif blocks.warps < WARPS_PER_SM:
-            blocks = replace(blocks, warps=2 * blocks.warps)
-        else:
-            break
-    return blocks
+    return _thinned(
+        blocks, lambda one: each * _points_of_a_thread(one) > FEW_REGISTERS,
+        lambda one: replace(one, x=one.x // 2) if one.x > 1 else None,
+    )  # fmt: skip
 
 
 def _bytes_per_point(kernel: Kernel) -> int:

@@ -600,11 +600,8 @@ def _operations(one: Input, uniform: frozenset[Var]) -> int:
     axes = [(frozenset(loops) - uniform, frozenset(loops) & uniform) for loops in one.loops.values()]
     if not any(same for _, same in axes):
         return everything
-    atoms: dict[vs.Value, frozenset[ix.Atom]] = {}
-    for v in vs.topological([one.value]):
-        own = (ix.free_atoms(e) for e in vs.index_exprs(v))
-        atoms[v] = frozenset().union(*own, *(atoms[c] for c in vs.children(v)))
-    shared = (v for v, found in atoms.items() if any(found & same and not found & others for others, same in axes))
+    found = ((v, v.variables()) for v in vs.topological([one.value]))
+    shared = (v for v, loops in found if any(loops & same and not loops & others for others, same in axes))
     return everything - sum(ops.cost(v.op) + LONGER.get(v.op, 0) for v in shared)
 
 
