@@ -411,11 +411,13 @@ class Passes:
         if self.config.recompute_scores != "off" and _calls(gm, torch.ops.aten.exp.default):
             gm = self.attempt(split_sums, gm, gm)
             gm = self.attempt(recomputed_scores, gm, gm)
+            gm = self.attempt(without_sinks, gm, gm)
         return gm
 
     def compile_graph(self, rewrites: tuple[Verdict, ...], gm: GraphModule, info: GraphInfo) -> CompiledGraph:
         info = replace(info, rewrites=rewrites)
         if info.role == "inference" and _calls(gm, torch.ops.aten.exp.default):
+            gm = self.attempt(without_sinks, gm, gm)
             gm = self.attempt(split_sums, gm, gm)
         if self.config.tuning == "background" and not self.failures:
             from kgen.background import improving  # noqa: PLC0415  only where it is asked for
@@ -459,8 +461,22 @@ def split_sums(gm: GraphModule, config: Config) -> GraphModule:
         return gm
     from kgen.capture.weighted_sums import split_weighted_sums  # noqa: PLC0415  only where something is a softmax
 
-    trained = any(str(node.target).startswith("tangents") for node in gm.graph.nodes if node.op == "placeholder")
-    return split_weighted_sums(gm, partial(_takes_both if trained else _takes_softmax, config))
+    return split_weighted_sums(gm, partial(_takes_both if _is_trained(gm) else _takes_softmax, config))
+
+
+def without_sinks(gm: GraphModule, config: Config) -> GraphModule:
+    """The graph with softmaxes of aligned columns where they have one more for a sink, where templates make one kernel of each."""
+    if config.numerics != "fast" or not _calls(gm, torch.ops.aten.cat.default):
+        return gm
+    from kgen.capture.sink_column import take_sinks_apart  # noqa: PLC0415  only where something is a softmax
+
+    made = take_sinks_apart(gm, partial(_takes_softmax, config))
+    return split_sums(made, config) if _is_trained(gm) else made
+
+
+def _is_trained(gm: GraphModule) -> bool:
+    """Whether a graph is of both directions."""
+    return any(str(node.target).startswith("tangents") for node in gm.graph.nodes if node.op == "placeholder")
 
 
 # Bytes of logits from which on backward makes their gradient in runs.

@@ -99,6 +99,12 @@ def differential(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
     return (_scores(q1, k1).softmax(-1) - 0.2 * _scores(q2, k2).softmax(-1)) @ v
 
 
+def learned_differential(q: Tensor, k: Tensor, v: Tensor, weight: Tensor) -> Tensor:
+    """With a weight of each head that is learned, as the authors have it."""
+    (q1, q2), (k1, k2) = q.chunk(2, -1), k.chunk(2, -1)
+    return (_scores(q1, k1).softmax(-1) - weight.sigmoid() * _scores(q2, k2).softmax(-1)) @ v
+
+
 def normed_and_rotated(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
     def prepared(x: Tensor) -> Tensor:
         x = F.rms_norm(x, x.shape[-1:])
@@ -138,6 +144,7 @@ SPELLINGS = {
     "prefix": Spelling(prefix),
     "documents": Spelling(documents, [lambda n: (torch.arange(n) // 20).expand(2, -1).contiguous()]),
     "differential": Spelling(differential),
+    "learned differential": Spelling(learned_differential, [lambda n: _random(4, 4, 1, 1)], learned=True),
     "QK norm and rotary": Spelling(normed_and_rotated),
     "grouped heads": Spelling(grouped, heads=(4, 2)),
     "sink": Spelling(with_sink, [lambda n: _random(6, 4)], learned=True),

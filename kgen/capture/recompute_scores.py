@@ -11,7 +11,8 @@ The row sum in the gradient of a softmax needs no scores at all (Dao et al., 202
     sum over n of dA[n] A[n] = sum over v of g[v] O[v]
     where O[v] = sum over n of A[n] V[n, v] and dA[n] = sum over v of g[v] V[n, v]
 
-A are the weights with all factors, such as those of dropout. These sums are in float32, of O as forward rounds it.
+A are the weights with all factors, such as those of dropout. These sums are in float32, of O as forward rounds it. So is the
+gradient of a number by which all weights are multiplied, a sum of such sums.
 
 What only repeats keys and values, and what depends on no input, is computed again as well.
 Recomputing is always right, so what is computed again is a matter of profit alone. The two rewrites are not: `_softmax_of` and
@@ -294,7 +295,10 @@ class _Rewrite:
 
     def run(self) -> None:
         for node in [one for one in self.graph.nodes if one in self.backward and one.target is aten.sum.dim_IntList]:
-            self._replace_row_sum(node)
+            if _is_last(node):
+                self._replace_row_sum(node)
+            else:
+                self._replace_sum_of_rows(node)
         for node in [one for one in self.graph.nodes if one in self.backward]:
             self._replace_padding(node)
         self._round()
@@ -389,20 +393,43 @@ class _Rewrite:
             _recomputed(node)
         return weights
 
-    def _replace_row_sum(self, node: Node) -> None:
+    def _replace_sum_of_rows(self, node: Node) -> None:
+        """A sum along rows and more, as the gradient of a factor of all weights: rows are summed first, in float32."""
+        added, axes, *keep = _args(node)
+        rank = added.meta["val"].dim()
+        if node.kwargs or not rank or (axes and rank - 1 not in [axis % rank for axis in axes]):
+            return
+        with self.graph.inserting_before(node):
+            wide = self._cast(added, torch.float32)
+            rows = self._call(aten.sum.dim_IntList, wide, [-1], True)
+            total = self._call(aten.sum.dim_IntList, rows, axes, *keep)
+            made = self._cast(total, node.meta["val"].dtype)
+        if self._replace_row_sum(rows):
+            node.replace_all_uses_with(made)
+            made = node
+        for one in (made, total, rows, wide):
+            if not one.users and one is not added and one in self.graph.nodes:
+                self.graph.erase_node(one)
+
+    def _replace_row_sum(self, node: Node) -> bool:
         found = next((one for f in self.found.contractions if (one := _row_sum(node, f, self.softmax))), None)
         if found is None:
-            return
-        gradient, result, factor = found
+            return False
+        gradient, result, factor, scales = found
         value = node.meta["val"]
         with self.graph.inserting_before(node):
             saved = self._as_forward_rounds(result)
             terms = self._call(aten.mul.Tensor, *(self._cast(one, torch.float32) for one in (gradient, saved)))
             total = self._call(aten.sum.dim_IntList, terms, [-1], True)
             total = total if factor == 1.0 else self._call(aten.mul.Tensor, total, factor)
-            made = self._cast(self._call(aten.view.default, total, list(value.shape)), value.dtype)
+            made = self._call(aten.view.default, total, list(value.shape))
+            for scale, shape in scales:
+                whole = self._call(aten.expand.default, self._cast(scale, torch.float32), [*shape[:-1], 1])
+                made = self._call(aten.mul.Tensor, made, self._call(aten.reshape.default, whole, list(value.shape)))
+            made = self._cast(made, value.dtype)
         node.replace_all_uses_with(made)
         self.graph.erase_node(node)
+        return True
 
     def _as_forward_rounds(self, result: Node) -> Node:
         """A result in float32 of which forward reads 16-bit numbers alone, as these: nothing else needs to be stored, or saved.
@@ -492,6 +519,10 @@ def _recomputed(node: Node) -> None:
 Columns = tuple[int, int]
 
 
+# A tensor, and the shape to which it is broadcast.
+Scale = tuple[Node, tuple[int, ...]]
+
+
 @dataclass(frozen=True, slots=True)
 class Factors:
     """What is multiplied: a number, and elements of tensors. Of a smaller tensor, also how it is broadcast, of some columns of
@@ -501,9 +532,9 @@ class Factors:
     tensors: Counter[Any]
 
 
-def _row_sum(node: Node, contraction: Node, softmax: Softmax) -> tuple[Node, Node, float] | None:
-    """A gradient g, the result O of a contraction and a factor f with ``node = f * sum over v of g O``, see the head of this
-    file."""
+def _row_sum(node: Node, contraction: Node, softmax: Softmax) -> tuple[Node, Node, float, list[Scale]] | None:
+    """A gradient g, the result O of a contraction, a factor f and others of whole rows, with ``node = f * sum over v of g O``
+    times these, see the head of this file."""
     weights, values = _args(contraction)
     if node.kwargs or not _is_last(node):
         return None
@@ -516,13 +547,23 @@ def _row_sum(node: Node, contraction: Node, softmax: Softmax) -> tuple[Node, Nod
         return None
     factor = inside.number / whole.number
     rest = list((inside.tensors - whole.tensors).elements())
+    scales = [one for one in rest if _is_of_rows(one)]
+    rest = [one for one in rest if not _is_of_rows(one)]
     rows = _elements(softmax.scores) // size
     if len(rest) != 1 or not _calls(rest[0], contraction.target) or {_elements(rest[0]), _elements(weights)} != {rows * kept}:
         return None
     gradient, turned = _args(rest[0])
     if not _exchanges_last(turned) or turned.args[0] is not values:
         return None
-    return gradient, contraction, 1.0 if math.isclose(factor, 1.0, rel_tol=1e-5) else factor
+    return gradient, contraction, 1.0 if math.isclose(factor, 1.0, rel_tol=1e-5) else factor, scales
+
+
+def _is_of_rows(tensor: Any) -> bool:
+    """Whether one of `Factors` has a number for each row, or for several."""
+    if not isinstance(tensor, tuple) or not isinstance(tensor[0], Node) or not isinstance(tensor[0].meta.get("val"), torch.Tensor):
+        return False
+    sizes = tensor[0].meta["val"].shape
+    return len(tensor[1]) > 1 and all(isinstance(size, int) for size in tensor[1]) and (not sizes or sizes[-1] == 1)
 
 
 def _columns_of(node: Node) -> tuple[Node, Columns] | None:

@@ -3,8 +3,9 @@
 
     (softmax(a) - c softmax(b)) v   ->   softmax(a) v - c (softmax(b) v)
 
-Each of these is attention, which stores no weights. So are the gradients of v, of which the sum is the other factor. Numbers
-are the only factors that are told apart. Results of the contractions are rounded to the graph's type before they are added up.
+Each of these is attention, which stores no weights. So are the gradients of v, of which the sum is the other factor. A factor
+that is told apart is a number, or a tensor with one number for a whole matrix, such as a learned c of each head, or for a row
+of the result. Results of the contractions are rounded to the graph's type before they are multiplied and added up.
 """
 
 from __future__ import annotations
@@ -24,22 +25,26 @@ __all__ = ["split_weighted_sums"]
 aten = torch.ops.aten
 
 CONTRACTIONS = (aten.bmm.default, aten.mm.default)
-# They move elements, or change their type.
-MOVING = {
-    aten.alias.default, aten.clone.default, aten._to_copy.default, aten.view.default, aten.reshape.default,
-    aten._unsafe_view.default, aten.expand.default, aten.permute.default, aten.transpose.int, aten.t.default,
-}  # fmt: skip
+# They leave elements where they are; they move them in order; they move them otherwise.
+STAYING = {aten.alias.default, aten.clone.default, aten._to_copy.default}
+IN_ORDER = {aten.view.default, aten.reshape.default, aten._unsafe_view.default, aten.expand.default}
+TURNING = {aten.permute.default, aten.transpose.int, aten.t.default}
+# They take some elements, such as one of the two matrices of a pair of heads.
+TAKING = {aten.select.int, aten.slice.Tensor}
+MOVING = {*STAYING, *IN_ORDER, *TURNING, *TAKING}
 # Terms of one sum; each is a kernel of its own.
 MOST_TERMS = 4
 
 
 @dataclass(frozen=True, slots=True)
 class Term:
-    """`factor` times a node, moved as the nodes of `way` do, the first one first."""
+    """`factor` times a node, moved as the nodes of `way` do, the first one first, and times `scales`: tensors with a number for
+    each matrix, or row, and the moves behind each."""
 
     node: Node
     factor: float
     way: tuple[Node, ...]
+    scales: tuple[tuple[Node, tuple[Node, ...]], ...] = ()
 
 
 def split_weighted_sums(gm: GraphModule, is_worth_it: Callable[[torch.device], bool]) -> GraphModule:
@@ -62,7 +67,8 @@ def _sums(node: Node) -> Iterator[tuple[int, Sequence[Term]]]:
     for side, operand in enumerate(node.args):
         assert isinstance(operand, Node)
         terms = _terms(Term(operand, 1.0, ())) if _is_largest(operand, node) else ()
-        if 1 < len(terms) <= MOST_TERMS and all(_is_softmax(term.node) for term in terms):
+        several = len(terms) > 1 or any(term.scales for term in terms)
+        if several and len(terms) <= MOST_TERMS and all(_is_softmax(t.node) and _has_rows(t, side == 0) for t in terms):
             yield side, terms
             return
 
@@ -79,6 +85,9 @@ def _terms(term: Term) -> list[Term]:
         return _terms(replace(term, node=args[0], factor=-term.factor))
     if node.target in (aten.mul.Tensor, aten.mul.Scalar) and isinstance(args[1], int | float):
         return _terms(replace(term, node=args[0], factor=term.factor * args[1]))
+    scaled = _scaled(node) if all(map(_keeps_matrices, term.way)) else None
+    if scaled is not None:
+        return _terms(replace(term, node=scaled[0], scales=(*term.scales, (scaled[1], term.way))))
     if node.target in (aten.div.Tensor, aten.div.Scalar) and isinstance(args[1], int | float) and args[1]:
         return _terms(replace(term, node=args[0], factor=term.factor / args[1]))
     if node.target in (aten.add.Tensor, aten.sub.Tensor) and all(_is_like(one, node) for one in args):
@@ -86,6 +95,45 @@ def _terms(term: Term) -> list[Term]:
         left, right = args
         return [*_terms(replace(term, node=left)), *_terms(replace(term, node=right, factor=sign * term.factor))]
     return [term]
+
+
+def _scaled(node: Node) -> tuple[Node, Node] | None:
+    """The matrices that a node multiplies, and the tensor with a number for each of them, or of their rows."""
+    if node.target is not aten.mul.Tensor:
+        return None
+    for one, scale in (node.args, node.args[::-1]):
+        if _is_like(one, node) and isinstance(scale, Node) and _is_floating(scale):
+            assert isinstance(one, Node)
+            sizes, rank = scale.meta["val"].shape, node.meta["val"].dim()
+            if len(sizes) <= rank > 1 and all(size == 1 for size in sizes[-1:]):
+                return one, scale
+    return None
+
+
+def _has_rows(term: Term, rows: bool) -> bool:
+    """Whether each factor of a term has a number for a matrix or, where the contraction leaves these `rows`, for a row."""
+    return all(_rows_of(scale) == 1 or (rows and not any(one.target in TURNING for one in way)) for scale, way in term.scales)
+
+
+def _rows_of(scale: Node) -> int:
+    """For how many rows of a matrix a factor has numbers."""
+    sizes = scale.meta["val"].shape
+    return int(sizes[-2]) if len(sizes) > 1 else 1
+
+
+def _keeps_matrices(node: Node) -> bool:
+    """Whether a move leaves each matrix of the last two dimensions what it is, or transposes all of them."""
+    before, after = node.all_input_nodes[0].meta["val"].shape, node.meta["val"].shape
+    if node.target in STAYING:
+        return True
+    if node.target in IN_ORDER:
+        return before[-2:] == after[-2:] and math.prod(before) == math.prod(after)
+    if node.target in TAKING:
+        return False
+    rank = len(after)
+    axes: Any = node.args[1:] if node.target is aten.transpose.int else node.args[1] if len(node.args) > 1 else (0, 1)
+    axes = [axis % rank for axis in axes]
+    return sorted(axes) == [rank - 2, rank - 1] or axes[:-2] == list(range(rank - 2)) and len(axes) == rank
 
 
 def _is_largest(operand: Node, contraction: Node) -> bool:
@@ -106,7 +154,11 @@ def _is_floating(node: Node) -> bool:
 
 
 def _is_softmax(node: Node) -> bool:
-    """Whether a node divides exponentials by their sum."""
+    """Whether a node divides exponentials by their sum, but for rows that are to have no weights."""
+    if node.target is aten.where.self and all(isinstance(one, Node) for one in node.args):
+        none, zero, weights = node.args
+        asked = none.target is aten.logical_not.default and none.args[0].target is aten.any.dim
+        return asked and zero.target in (aten.full.default, aten.full_like.default) and zero.args[1] == 0 and _is_softmax(weights)
     if node.target is not aten.div.Tensor or node.kwargs:
         return False
     power, total = node.args
@@ -129,7 +181,22 @@ def _made(gm: GraphModule, node: Node, side: int, term: Term) -> Node:
     for one in term.way:
         operand = _call(gm, one, one.target, operand, *one.args[1:], **one.kwargs)
     result = _call(gm, node, node.target, *(operand if k == side else one for k, one in enumerate(node.args)))
-    return result if term.factor == 1.0 else _call(gm, node, aten.mul.Tensor, result, term.factor)
+    if term.factor != 1.0:
+        result = _call(gm, node, aten.mul.Tensor, result, term.factor)
+    for scale, way in term.scales:
+        result = _call(gm, node, aten.mul.Tensor, result, _moved_scale(gm, term, scale, way))
+    kind = node.meta["val"].dtype
+    return result if result.meta["val"].dtype is kind else _call(gm, node, aten._to_copy.default, result, dtype=kind)
+
+
+def _moved_scale(gm: GraphModule, term: Term, scale: Node, way: Sequence[Node]) -> Node:
+    """A tensor with a number for each matrix or row, where the moves behind its multiplication take these."""
+    first, last = way[0].all_input_nodes[0] if way else term.node, way[-1] if way else term.node
+    before, after = ([*one.meta["val"].shape[:-2], _rows_of(scale), 1] for one in (first, last))
+    if scale.meta["val"].numel() == 1:
+        return _call(gm, scale, aten.view.default, scale, [1] * len(after))
+    whole = _call(gm, scale, aten.expand.default, scale, before)
+    return _call(gm, scale, aten.reshape.default, whole, after)
 
 
 def _call(gm: GraphModule, like: Node, target: Any, *args: Any, **kwargs: Any) -> Node:

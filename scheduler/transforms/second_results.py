@@ -156,7 +156,7 @@ def _is_of(form: LogSumExp, rows: Rows, reader: Reader) -> bool:
 
 
 def _mapping(index: Sequence[Expr], wanted: Sequence[Expr]) -> dict[Atom, Expr] | None:
-    """The loops of an index that are one for each dimension, in terms of others."""
+    """The loops of an index in terms of others: one for each dimension, or one that goes through several as another one does."""
     if len(index) != len(wanted):
         return None
     mapping: dict[Atom, Expr] = {}
@@ -165,10 +165,22 @@ def _mapping(index: Sequence[Expr], wanted: Sequence[Expr]) -> dict[Atom, Expr] 
         loop = next(iter(atoms), None)
         if own is other and not atoms:
             continue
-        if not isinstance(loop, Var) or own is not loop.expr() or loop in mapping:
+        if not isinstance(loop, Var):
             return None
-        mapping[loop] = other
+        place = other if own is loop.expr() and loop not in mapping else _counterpart(own, loop, other)
+        if place is None or mapping.get(loop, place) is not place:
+            return None
+        mapping[loop] = place
     return mapping
+
+
+def _counterpart(own: Expr, loop: Var, other: Expr) -> Expr | None:
+    """The loop that has in one expression the part that `loop` has in another, such as of ``b // 16`` and ``i // 16``."""
+    atoms = list(ix.free_atoms(other))
+    if len(ix.free_atoms(own)) != 1 or len(atoms) != 1 or not isinstance(atoms[0], Var) or atoms[0].extent is not loop.extent:
+        return None
+    place = atoms[0].expr()
+    return place if ix.substitute(own, {loop: place}) is other else None
 
 
 def _read(name: str, form: LogSumExp, dtype: torch.dtype) -> Value:
@@ -184,6 +196,6 @@ def _read(name: str, form: LogSumExp, dtype: torch.dtype) -> Value:
 def _alone(name: str, value: Value, form: LogSumExp, source: ir.Buffer) -> ir.Pointwise:
     """What computes the buffer by itself."""
     loops = tuple(ix.var(f"r{k}", size) for k, size in enumerate(source.sizes))
-    mapping = _mapping(form.total.attr[1], [v.expr() for v in loops])
-    assert mapping is not None
-    return ir.Pointwise(name, loops, vs.substitute(value, mapping))
+    row = tuple(v.expr() for v in loops)
+    [own] = vs.replace_loads([value], lambda load: vs.load(load.attr[0], row, load.attr[2]))
+    return ir.Pointwise(name, loops, own)

@@ -53,7 +53,7 @@ def weights_in(value: Value, reduced: Reduced, part: Callable[[Value], Value] = 
     summed = reduced(total, "sum")
     if exponential.op != "exp" or summed is None or bare(summed).op != "exp" or part(bare(summed)) is not exponential:
         return None
-    return Weights(_without_maximum(bare(bare(summed).args[0]), reduced), total, False)
+    return Weights(_without_maxima(bare(bare(summed).args[0]), reduced), total, False)
 
 
 def total_of(load: Value, reduced: Reduced) -> Total | None:
@@ -103,6 +103,13 @@ def _without_maximum(value: Value, reduced: Reduced) -> Value:
         subtracted, top = bare(value.args[0]), reduced(bare(value.args[1]), "max")
         if top is not None and bare(top) is subtracted:
             return subtracted
+    return value
+
+
+def _without_maxima(value: Value, reduced: Reduced) -> Value:
+    """The same where a model has subtracted the maximum of each row itself, before the softmax does."""
+    while (inner := _without_maximum(value, reduced)) is not value:
+        value = bare(inner)
     return value
 
 

@@ -43,6 +43,40 @@ def factor_of_a_tensor(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
     return (one - v[0, 0, 0] * other) @ v
 
 
+def factor_of_each_head(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    """With heads in a dimension of their own, turned matrices, and a factor of a type of its own."""
+    one, other = (x.unflatten(0, (3, 1)).mT for x in softmaxes(q, k))
+    factor = v[:, :1, :1].double()[:, None].expand(3, 1, 1, 1).relu()
+    return ((one - (factor * other).to(v.dtype)).mT @ v[:, None]).flatten(0, 1)
+
+
+def halves_of_one_softmax(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    """Pairs of heads, as the authors write it."""
+    both = torch.stack([q, q * 0.5], 1).flatten(0, 1) @ k.repeat_interleave(2, 0).mT
+    pairs = both.softmax(-1).view(3, 2, LENGTH, LENGTH)
+    return (pairs[:, 0] - v.mean((-2, -1), keepdim=True) * pairs[:, 1]) @ v
+
+
+def factor_of_each_row(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    one, other = softmaxes(q, k)
+    return (one - v[:, :, :1] * other) @ v
+
+
+def one_with_a_factor(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    one, _ = softmaxes(q, k)
+    return (one * v.exp()[..., :1]) @ v
+
+
+def turned_factor_of_each_row(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    one, other = softmaxes(q, k)
+    return (one.mT - (v[:, :, :1] * other).mT) @ v
+
+
+def factor_of_each_column(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    one, other = softmaxes(q, k)
+    return (one - v[:, :, :1].mT * other) @ v
+
+
 def one_of_them_is_none(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
     one, other = softmaxes(q, k)
     return (one - torch.relu(other)) @ v
@@ -78,7 +112,10 @@ def arguments() -> list[Tensor]:
     return [r(3, LENGTH, HEAD, seed=k) for k in range(3)]
 
 
-@pytest.mark.parametrize(("fn", "terms"), [(difference, 2), (nested, 3), (turned, 2)])
+@pytest.mark.parametrize(("fn", "terms"), [
+    (difference, 2), (nested, 3), (turned, 2), (factor_of_a_tensor, 2), (factor_of_each_head, 2), (halves_of_one_softmax, 2),
+    (factor_of_each_row, 2), (one_with_a_factor, 1),
+])  # fmt: skip
 def test_each_softmax_has_a_contraction(fn: Callable[..., Tensor], terms: int) -> None:
     args = arguments()
     gm = graph_of(fn, *args)
@@ -89,7 +126,7 @@ def test_each_softmax_has_a_contraction(fn: Callable[..., Tensor], terms: int) -
     torch.testing.assert_close(got.double(), want, rtol=1e-5, atol=1e-5)
 
 
-@pytest.mark.parametrize("fn", [factor_of_a_tensor, one_of_them_is_none, broadcast, few_columns])
+@pytest.mark.parametrize("fn", [factor_of_each_column, turned_factor_of_each_row, one_of_them_is_none, broadcast, few_columns])
 def test_what_is_left(fn: Callable[..., Tensor]) -> None:
     gm = graph_of(fn, *arguments())
     before = [str(node) for node in gm.graph.nodes]

@@ -35,7 +35,7 @@ TAKEN = {
     "documents": (1, 3), "grouped heads": (1, 4), "sink": (1, 4), "T5": (1, 5),
 }  # fmt: skip
 # Differential attention is two softmaxes. SDPA of a norm's result stays a call of the library in a training step.
-ALL = {**TAKEN, "differential": (2, 5), "QK norm and rotary": (3, 3)}
+ALL = {**TAKEN, "differential": (2, 5), "learned differential": (2, 9), "QK norm and rotary": (3, 3)}
 
 
 # Kernels of backward on a GPU where what the scores' function reads has a gradient: sums along rows or columns are part of the
@@ -111,15 +111,17 @@ def test_where_no_template_sums_scores_others_do_not_recompute_them(name: str, k
 
 
 @pytest.mark.parametrize("gpu", [True, pytest.param(False, marks=pytest.mark.slow)])
-def test_differential_attention_stores_no_weights(gpu: bool) -> None:
+@pytest.mark.parametrize("name", ["differential", "learned differential"])
+def test_differential_attention_stores_no_weights(name: str, gpu: bool) -> None:
     """A kernel for each softmax, the second one with the sum. Both gradients of values are summed, too; sums of rows are one
     launch, as the gradients of all queries and keys are on a GPU; those of the halves are joined."""
-    spelling = SPELLINGS["differential"]
+    spelling = SPELLINGS[name]
     forward, backward = training_plans(spelling.function, *arguments(spelling), gpu=gpu)
     language = "triton" if gpu else "cpp"
     assert templates(forward) == [f"{language}_attention"] * 2
     assert sum("attention" in one for one in templates(backward)) == 6
-    assert (len(forward.steps), len(backward.steps)) == (2, 5 if gpu else 8)
+    if name == "differential":
+        assert (len(forward.steps), len(backward.steps)) == (2, 5 if gpu else 8)
     assert not matrices(forward, 2)
     assert not matrices(backward, 2)
 

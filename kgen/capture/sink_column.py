@@ -1,0 +1,257 @@
+"""A softmax with a column of its own for a sink (Xiao et al., 2024, arXiv:2309.17453), which takes weight and has no value:
+
+    softmax(cat(s, e))[..., :n]   ->   softmax(s) * sigmoid(lse(s) - e)      with lse(s) = log(sum(exp(s)))
+
+The number of a row is multiplied behind the contraction (`weighted_sums.py`), so that what is left is attention over aligned
+columns. A row of s that is -inf as a whole has no weights, as it has beside a finite e. Where backward computes weights again,
+it reads the log-sum-exp of all columns, log(exp(lse(s)) + exp(e)).
+
+The maximum of a row that is subtracted before the softmax, as some models do, changes no weight and goes.
+"""
+
+from __future__ import annotations
+
+import math
+import operator
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch.fx import GraphModule, Node
+
+from kgen.capture import torch_adapter
+from kgen.capture.tangents import of_tangents
+
+__all__ = ["take_sinks_apart"]
+
+aten = torch.ops.aten
+
+# They leave each element as it is, but for its type.
+SAME = {aten.alias.default, aten.clone.default, aten._to_copy.default, aten.detach.default}
+CONTRACTIONS = (aten.bmm.default, aten.mm.default)
+
+
+@dataclass(frozen=True, slots=True)
+class Sink:
+    """A softmax of `joined` columns, which are those of `scores` and one more. `top` and `total` are the maximum and the sum of
+    each row, `lse` its log-sum-exp where somebody reads it, and `read` the slices of `weights` that have the scores' columns."""
+
+    scores: Node
+    column: Node
+    top: Node
+    total: Node
+    weights: Node
+    read: tuple[Node, ...]
+    lse: Node | None
+
+
+def take_sinks_apart(gm: GraphModule, is_worth_it: Callable[[torch.device], bool]) -> GraphModule:
+    """The graph, changed in place. `is_worth_it` is asked where there is a sink."""
+    backward = of_tangents(gm)
+    if backward:  # what backward computes again, it has copies of
+        gm.graph.eliminate_dead_code()
+    found = [made for node in gm.graph.nodes if node not in backward and (made := _sink_of(node, backward)) is not None]
+    if backward:  # weights that backward reads from memory stay what they are
+        found = [one for one in found if one.lse is not None]
+    done = [one for one in found if is_worth_it(one.weights.meta["val"].device)]
+    for one in done:
+        _Rewrite(gm, one).run()
+    if done:
+        gm.graph.eliminate_dead_code()
+        gm.graph.lint()
+        gm.recompile()
+    return gm
+
+
+# ---- what is looked for ------------------------------------------------------------------------------------------------
+
+
+def _sink_of(weights: Node, backward: set[Node]) -> Sink | None:
+    if not _calls(weights, aten.div.Tensor):
+        return None
+    power, total = weights.args
+    if not (_calls(power, aten.exp.default) and _calls(total, aten.sum.dim_IntList) and _is_along_last(total, power)):
+        return None
+    [shifted] = power.args
+    if not _calls(shifted, aten.sub.Tensor):
+        return None
+    scores, top = shifted.args
+    if not (_calls(top, aten.amax.default) and _is_along_last(top, scores)):
+        return None
+    return _with_parts(scores, top, total, weights, backward)
+
+
+def _with_parts(scores: Node, top: Node, total: Node, weights: Node, backward: set[Node]) -> Sink | None:
+    joined = _joined(scores)
+    if joined is None or scores.meta["val"].dtype is not torch.float32:
+        return None
+    read = _reads(weights, backward)
+    parts = list(joined.args[0])
+    kept = next((one for one in parts if one.meta["val"].shape[-1] > 1), None)
+    if len(parts) != 2 or kept is None or not read:
+        return None
+    [column] = [one for one in parts if one is not kept]
+    first = parts.index(kept)
+    size = kept.meta["val"].shape[-1]
+    if column.meta["val"].shape[-1] != 1 or any(_columns(one) != (first, first + size) for one in read):
+        return None
+    lse = _log_sum_exp_of(top, total, weights, backward)
+    return None if lse is False else Sink(kept, column, top, total, weights, read, lse)
+
+
+def _joined(node: Node) -> Node | None:
+    """What is joined along the last axis, behind casts, and behind the subtraction of each row's maximum."""
+    while _same(node) or _is_shifted(node):
+        node = node.args[0]  # type: ignore[assignment]
+    if not _calls(node, aten.cat.default):
+        return None
+    axis = node.args[1] if len(node.args) > 1 else 0
+    value = node.meta["val"]
+    parts = node.args[0]
+    static = all(isinstance(n, int) for one in parts for n in one.meta["val"].shape)
+    return node if static and axis % value.dim() == value.dim() - 1 and value.dtype.is_floating_point else None
+
+
+def _is_shifted(node: Any) -> bool:
+    """Whether a node is ``x - max(x)``, of each row."""
+    if not _calls(node, aten.sub.Tensor):
+        return False
+    x, top = node.args
+    if not isinstance(top, Node) or top.kwargs:
+        return False
+    if top.target is operator.getitem and top.args[1] == 0 and top.args[0].target is aten.max.dim:
+        return _is_along_last(top.args[0], x)
+    return top.target is aten.amax.default and _is_along_last(top, x)
+
+
+def _reads(weights: Node, backward: set[Node]) -> tuple[Node, ...]:
+    """The slices of weights that forward reads; none where it reads them in another way, or multiplies nothing by them."""
+    found: list[Node] = []
+    waiting = [weights]
+    while waiting:
+        for user in waiting.pop().users:
+            if user in backward:
+                continue
+            if _same(user):
+                waiting.append(user)
+            elif user.target is aten.slice.Tensor and _is_multiplied(user, backward):
+                found.append(user)
+            else:
+                return ()
+    return tuple(found)
+
+
+def _is_multiplied(node: Node, backward: set[Node]) -> bool:
+    """Whether forward leads a node, moved, to a contraction alone."""
+    users = [user for user in node.users if user not in backward]
+    return len(users) == 1 and (users[0].target in CONTRACTIONS or (_moves(users[0]) and _is_multiplied(users[0], backward)))
+
+
+def _moves(node: Node) -> bool:
+    return node.target in SAME or bool(getattr(node.target, "is_view", False)) or node.target is aten._unsafe_view.default
+
+
+def _log_sum_exp_of(top: Node, total: Node, weights: Node, backward: set[Node]) -> Node | None | bool:
+    """Who else reads the rows' maxima and sums: a log-sum-exp, nobody (None), or something else (False)."""
+    logs = [user for user in total.users if user is not weights]
+    if not logs:
+        return None if all(user.target is aten.sub.Tensor for user in top.users) else False
+    if len(logs) != 1 or not _calls(logs[0], aten.log.default) or len(logs[0].users) != 1:
+        return False
+    [added] = logs[0].users
+    if not _calls(added, aten.add.Tensor) or added.args != (top, logs[0]) or len(added.users) != 1:
+        return False
+    [guarded] = added.users
+    if not _calls(guarded, aten.where.self) or guarded.args[1:] != (top, added):
+        return False
+    asked = guarded.args[0]
+    if not _calls(asked, aten.isinf.default) or asked.args != (top,) or len(asked.users) != 1:
+        return False
+    rest = [user for user in top.users if user not in (added, guarded, asked)]
+    return guarded if all(user.target is aten.sub.Tensor and user not in backward for user in rest) else False
+
+
+def _columns(node: Node) -> tuple[int, int] | None:
+    """The run of the last axis that a slice has."""
+    source, axis, begin, end, step = (*node.args, *(0, None, None, 1)[len(node.args) - 1 :])
+    value = source.meta["val"]
+    size = value.shape[-1]
+    if step != 1 or axis % value.dim() != value.dim() - 1:
+        return None
+    first, last = (min(size, max(0, n + size if n < 0 else n)) for n in (begin or 0, size if end is None else end))
+    return first, last
+
+
+def _calls(value: Any, target: Any) -> bool:
+    """Whether a value is a plain call of an operator."""
+    return isinstance(value, Node) and value.target is target and not value.kwargs
+
+
+def _same(node: Any) -> bool:
+    """Whether a node is another one, but for its type."""
+    return isinstance(node, Node) and node.target in SAME and bool(node.meta["val"].dtype.is_floating_point)
+
+
+def _is_along_last(reduction: Node, of: Any) -> bool:
+    """Whether a reduction goes along the last axis of a node and keeps it."""
+    source, axes, keep = (*reduction.args, None, None)[:3]
+    rank = source.meta["val"].dim()
+    axes = [axes] if isinstance(axes, int) else axes or ()
+    return source is of and keep is True and rank > 1 and [axis % rank for axis in axes] == [rank - 1]
+
+
+# ---- the rewrite -------------------------------------------------------------------------------------------------------
+
+
+class _Rewrite:
+    """Changes what forward reads of one softmax with a sink."""
+
+    def __init__(self, gm: GraphModule, found: Sink) -> None:
+        self.graph = gm.graph
+        self.found = found
+
+    def run(self) -> None:
+        found = self.found
+        with self.graph.inserting_before(found.lse or found.weights):
+            weights, lse = self._softmax(self._cast(found.scores, torch.float32))
+            column = self._cast(found.column, torch.float32)
+            share = self._call(aten.sigmoid.default, self._call(aten.sub.Tensor, lse, column))
+            whole = self._both(lse, column) if found.lse is not None else None
+        if found.lse is not None and whole is not None:
+            whole.meta["recompute"] = found.lse.meta.get("recompute", whole.meta.get("recompute"))
+            found.lse.replace_all_uses_with(whole)
+        for node in found.read:
+            with self.graph.inserting_before(node):
+                made = self._cast(self._call(aten.mul.Tensor, weights, share), node.meta["val"].dtype)
+            node.replace_all_uses_with(made, delete_user_cb=lambda user: user.op != "output")
+
+    def _softmax(self, scores: Node) -> tuple[Node, Node]:
+        """Weights of scores, which are 0 in rows that are -inf as a whole, and the log-sum-exp of each row."""
+        top = self._call(aten.amax.default, scores, [-1], True)
+        power = self._call(aten.exp.default, self._call(aten.sub.Tensor, scores, top))
+        total = self._call(aten.sum.dim_IntList, power, [-1], True)
+        some = self._call(aten.logical_not.default, self._call(aten.eq.Scalar, scores, -math.inf))
+        none = self._call(aten.logical_not.default, self._call(aten.any.dim, some, -1, True))
+        zero = self._call(aten.full_like.default, total, 0.0)
+        weights = self._call(aten.where.self, none, zero, self._call(aten.div.Tensor, power, total))
+        made = self._call(aten.add.Tensor, top, self._call(aten.log.default, total))
+        return weights, self._call(aten.where.self, self._call(aten.isinf.default, top), top, made)
+
+    def _both(self, lse: Node, column: Node) -> Node:
+        """The log-sum-exp of all columns."""
+        top = self._call(aten.maximum.default, lse, column)
+        apart = self._call(aten.abs.default, self._call(aten.sub.Tensor, lse, column))
+        more = self._call(aten.log1p.default, self._call(aten.exp.default, self._call(aten.neg.default, apart)))
+        made = self._call(aten.add.Tensor, top, more)
+        return self._call(aten.where.self, self._call(aten.isinf.default, top), top, made)
+
+    def _cast(self, node: Node, dtype: torch.dtype) -> Node:
+        return node if node.meta["val"].dtype is dtype else self._call(aten._to_copy.default, node, dtype=dtype)
+
+    def _call(self, target: Any, *args: Any, **kwargs: Any) -> Node:
+        made = self.graph.call_function(target, args, kwargs)
+        like = self.found.weights.meta
+        made.meta = {k: v for k, v in like.items() if k not in ("val", "tensor_meta", "eager_input_vals", "recompute")}
+        made.meta["val"] = torch_adapter.fake_result(made)
+        return made
