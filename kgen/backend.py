@@ -518,9 +518,9 @@ def _takes_both(config: Config, device: torch.device, sizes: MatrixSizes | None 
     return any(one.seconds for one in taken) and any(one.joins for one in taken)
 
 
-def _takes_softmax(config: Config, device: torch.device) -> bool:
+def _takes_softmax(config: Config, device: torch.device, sizes: MatrixSizes) -> bool:
     """Whether templates make one kernel of a softmax between contractions."""
-    return any(one.seconds for one in _taken(config, device))
+    return any(one.seconds for one in _taken(config, device, sizes))
 
 
 def _taken(config: Config, device: torch.device, sizes: MatrixSizes | None = None) -> Sequence[Program]:

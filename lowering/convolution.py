@@ -289,6 +289,10 @@ def _written_out(total: Sum, tensors: tuple[Tensor, Tensor], realize: Callable[[
     return written_out(total.reduced, term, tensors, realize)
 
 
+Tensors = tuple[Tensor, Tensor, Tensor]
+Nodes = tuple[ir.Node, ...]
+
+
 def convolution_backward(
     b: Builder, gradient: Tensor, x: Tensor, weight: Tensor, bias_sizes: Any, stride: Any, padding: Any, dilation: Any,
     transposed: bool, output_padding: Any, groups: int, output_mask: Any,
@@ -300,8 +304,29 @@ def convolution_backward(
     args = (
         gradient, x, weight, bias_sizes, stride, padding, dilation, transposed, output_padding, groups, output_mask
     )  # fmt: skip
-    wrap = None if shape is None else partial(_gradients, b, shape, (gradient, x, weight), transposed)
-    return fallback.extern(b, b.current, args, {}, _REASON, wrap)
+    if shape is None:
+        return fallback.extern(b, b.current, args, {}, _REASON)
+    image = image_of(shape, tuple(x.sizes), tuple(gradient.sizes))
+    if transposed or not output_mask[0] or not _is_short(b, shape, image, gradient, weight):
+        wrap = partial(_gradients, b, shape, (gradient, x, weight), transposed)
+        return fallback.extern(b, b.current, args, {}, _REASON, wrap)
+    made: list[Value] = []
+    wrap = partial(_with_short_image, b, shape, (gradient, x, weight), made)
+    _, *others = fallback.extern(b, b.current, args, {}, _REASON, wrap, skipped=(0,))
+    return Tensor(tuple(x.sizes), x.dtype, x.device, made[0]), *others
+
+
+def _with_short_image(b: Builder, shape: Shape, tensors: Tensors, made: list[Value], call: ir.Extern) -> tuple[ir.Node, ...]:
+    """The nodes of the other gradients. That of the image is `made` as a value: whoever reads it computes it, a slice of it for
+    one."""
+    gradient, x, weight = tensors
+    shared = ir.SharedCall(call, _OUTPUT_MASK, sums=not b.on_gpu(x.device))
+    total = image_of(shape, tuple(x.sizes), tuple(gradient.sizes))
+    value = _written_out(total, (gradient, weight), _realize(call, {gradient: 0, weight: 2}))
+    made.append(vs.substitute(value, dict(zip(total.out_vars, indices(tuple(x.sizes)), strict=True))))
+    wanted = zip(_GRADIENTS[1:], call.outs[1:], strict=True)
+    nodes = (make(b, shape, tensors, False, shared) for make, out in wanted if out is not None)
+    return tuple(node for some in nodes for node in some)
 
 
 def _beside(b: Builder, gradient: Tensor, image: Any) -> Tensor:
@@ -323,17 +348,9 @@ def _gradients(
     return tuple(node for nodes in made for node in nodes) if any(wanted[:2]) else call
 
 
-Tensors = tuple[Tensor, Tensor, Tensor]
-Nodes = tuple[ir.Node, ...]
-
-
 def _of_image(b: Builder, shape: Shape, tensors: Tensors, transposed: bool, shared: ir.SharedCall) -> Nodes:
     gradient, x, weight = tensors
     total = (made_by if transposed else image_of)(shape, tuple(x.sizes), tuple(gradient.sizes))
-    out = shared.call.outs[0]
-    if not transposed and out is not None and _is_short(b, shape, total, gradient, weight):
-        realize = _realize(shared.call, {gradient: 0, weight: 2})
-        return (ir.Pointwise(out, total.out_vars, _written_out(total, (gradient, weight), realize), b.origin),)
     return (_contraction(b, total, (gradient, weight), shared.giving(shared.call.outs[:1]), (0, 2), shared=shared),)
 
 
@@ -351,12 +368,14 @@ def _of_filters(b: Builder, shape: Shape, tensors: Tensors, transposed: bool, sh
 def _are_few_columns(b: Builder, shape: Shape, image: Tensor, made: Tensor) -> bool:
     """Whether the gradient of a depthwise convolution's filters on a GPU is a reduction for each tap along a dimension. Matrix
     units have nothing to multiply there, and a library reads the image and the gradient once for each tap. It has kernels for
-    images of two dimensions with channels side by side: 38, 51, 79 us for 3x3, 5x5, 7x7 taps, sums 66, 136, 187 (H200)."""
+    images of two dimensions with channels side by side: 38, 51, 79 us for 3x3, 5x5, 7x7 taps, sums 66, 136, 187 (H200). They
+    are for taps along both: of 4 along one it took 780 us, a sum 55."""
     taps = [size.as_int() or 0 for size in shape.filters[2:]]
     multiplier, points = shape.made.as_int() or 0, made.numel().as_int()
     plain = image.dtype == made.dtype and image.dtype.is_floating_point and b.on_gpu(image.device)
     depthwise = shape.filters[1] == 1 and shape.groups > 1 and 1 <= multiplier <= MOST_MULTIPLES
-    beside = image.rank == RANK_OF_IMAGES and _has_channels_side_by_side(b.current.args[1])
+    along = sum(tap > 1 for tap in taps)
+    beside = along > 1 and image.rank == RANK_OF_IMAGES and _has_channels_side_by_side(b.current.args[1])
     few = 2 <= math.prod(taps) <= MOST_TAPS and max(taps) <= MOST_TAPS_ALONG
     return plain and depthwise and few and not beside and (points is None or points >= LEAST_POINTS)
 

@@ -299,10 +299,12 @@ class _Lowering:
             values = meta_value(node)
             if not isinstance(values, tuple | list):
                 return result
-            return tuple(self._settle_one(node, r, v) for r, v in zip(result, values, strict=False))
-        return self._settle_one(node, result, meta_value(node))
+            read = [node if isinstance(values, list) else _part(node, k) for k in range(len(values))]
+            return tuple(self._settle_one(node, *one) for one in zip(result, values, read, strict=False))
+        return self._settle_one(node, result, meta_value(node), node)
 
-    def _settle_one(self, node: Node, result: Any, value: Any) -> Any:
+    def _settle_one(self, node: Node, result: Any, value: Any, read: Node) -> Any:
+        """One result, for those who read the node `read`."""
         if not isinstance(result, Tensor) or not isinstance(value, torch.Tensor):
             return result
         expected = self.symbols.sizes(value.shape)
@@ -315,12 +317,12 @@ class _Lowering:
             )
         if self.builder.numerics == "eager" and result.dtype in ops.NARROW_FLOATS:
             result = result.with_value(vs.cast(result.value, result.dtype))
-        if result.value.op == "load" or not self._should_store(node, result):
+        if result.value.op == "load" or not self._should_store(read, result):
             return result
-        cheap = _cheap_on_gpu(node, result) if self._is_large_on_gpu(result) else CHEAP
-        if self.context.inlining and remaining_cost(result) <= cheap and not self._is_multiplied(node):
+        cheap = _cheap_on_gpu(read, result) if self._is_large_on_gpu(result) else CHEAP
+        if self.context.inlining and remaining_cost(result) <= cheap and not self._is_multiplied(read):
             thin = with_row_values_stored(self.builder, result)
-            if not self._should_store(node, thin):
+            if not self._should_store(read, thin):
                 return thin
         return self._stored_narrow(node, result) or self.builder.realize(result)
 
@@ -491,6 +493,12 @@ def _elements(node: Node) -> int:
 def is_nested_int(value: Any) -> bool:
     """Whether a number is the size of a ragged dimension of a jagged tensor, or a multiple of it."""
     return isinstance(value, torch.SymInt) and value.node.is_nested_int()
+
+
+def _part(node: Node, position: int) -> Node:
+    """The node that takes one of several results, if one alone does: who reads the others does not read this one."""
+    found = [user for user in node.users if user.target is operator.getitem and user.args[1] == position]
+    return found[0] if len(found) == 1 else node
 
 
 def meta_value(node: Node) -> Any:

@@ -37,7 +37,7 @@ from kgen.capture import torch_adapter
 from kgen.capture.tangents import of_tangents
 from kgen.ir.program import MatrixSizes
 
-__all__ = ["recompute_scores"]
+__all__ = ["recompute_scores", "sizes_around"]
 
 aten = torch.ops.aten
 
@@ -94,15 +94,17 @@ class Attention:
 
 
 def _sizes_of(found: Attention) -> MatrixSizes:
-    """Lengths of the scores, and of their contractions along other axes; the type is that of what weights are multiplied by,
-    before it was widened."""
-    scores = found.softmax.scores
+    kept = {node.meta["val"].shape[-1] for node in found.contractions}
+    return sizes_around(found.softmax.scores, kept, found.contractions[0])
+
+
+def sizes_around(scores: Node, kept: Iterable[int], contraction: Node) -> MatrixSizes:
+    """Lengths of the scores, and of their contractions along other axes, of which `kept` are those behind the softmax; the type
+    is that of what weights are multiplied by, before it was widened."""
     rows, columns = scores.meta["val"].shape[-2:]
     made_of = [one for one in _behind_elementwise([scores], _matrix(scores)) if _grows(one)]
     summed = {operands[0].meta["val"].shape[-1] for operands in map(_args, made_of)}
-    kept = {node.meta["val"].shape[-1] for node in found.contractions}
-    [kind] = {_narrowest(node) for node in found.contractions[:1]}
-    return MatrixSizes(rows, columns, frozenset(summed | kept), kind)
+    return MatrixSizes(rows, columns, frozenset(summed.union(kept)), _narrowest(contraction))
 
 
 def _narrowest(contraction: Node) -> torch.dtype:

@@ -21,7 +21,9 @@ import torch
 from torch.fx import GraphModule, Node
 
 from kgen.capture import torch_adapter
+from kgen.capture.recompute_scores import sizes_around
 from kgen.capture.tangents import of_tangents
+from kgen.ir.program import MatrixSizes
 
 __all__ = ["take_sinks_apart"]
 
@@ -46,7 +48,7 @@ class Sink:
     lse: Node | None
 
 
-def take_sinks_apart(gm: GraphModule, is_worth_it: Callable[[torch.device], bool]) -> GraphModule:
+def take_sinks_apart(gm: GraphModule, is_worth_it: Callable[[torch.device, MatrixSizes], bool]) -> GraphModule:
     """The graph, changed in place. `is_worth_it` is asked where there is a sink."""
     backward = of_tangents(gm)
     if backward:  # what backward computes again, it has copies of
@@ -54,7 +56,7 @@ def take_sinks_apart(gm: GraphModule, is_worth_it: Callable[[torch.device], bool
     found = [made for node in gm.graph.nodes if node not in backward and (made := _sink_of(node, backward)) is not None]
     if backward:  # weights that backward reads from memory stay what they are
         found = [one for one in found if one.lse is not None]
-    done = [one for one in found if is_worth_it(one.weights.meta["val"].device)]
+    done = [one for one in found if is_worth_it(one.weights.meta["val"].device, _sizes_of(one, backward))]
     for one in done:
         _Rewrite(gm, one).run()
     if done:
@@ -62,6 +64,12 @@ def take_sinks_apart(gm: GraphModule, is_worth_it: Callable[[torch.device], bool
         gm.graph.lint()
         gm.recompile()
     return gm
+
+
+def _sizes_of(found: Sink, backward: set[Node]) -> MatrixSizes:
+    contractions = [_contraction_of(one, backward) for one in found.read]
+    kept = [one.meta["val"].shape[-1] for one in contractions if one is not None]
+    return sizes_around(found.scores, kept, contractions[0])
 
 
 # ---- what is looked for ------------------------------------------------------------------------------------------------
@@ -135,17 +143,22 @@ def _reads(weights: Node, backward: set[Node]) -> tuple[Node, ...]:
                 continue
             if _same(user):
                 waiting.append(user)
-            elif user.target is aten.slice.Tensor and _is_multiplied(user, backward):
+            elif user.target is aten.slice.Tensor and _contraction_of(user, backward) is not None:
                 found.append(user)
             else:
                 return ()
     return tuple(found)
 
 
-def _is_multiplied(node: Node, backward: set[Node]) -> bool:
-    """Whether forward leads a node, moved, to a contraction alone."""
+def _contraction_of(node: Node, backward: set[Node]) -> Node | None:
+    """The contraction to which forward leads a node, moved; None where it leads it to something else as well."""
     users = [user for user in node.users if user not in backward]
-    return len(users) == 1 and (users[0].target in CONTRACTIONS or (_moves(users[0]) and _is_multiplied(users[0], backward)))
+    if len(users) != 1:
+        return None
+    [user] = users
+    if user.target in CONTRACTIONS:
+        return user
+    return _contraction_of(user, backward) if _moves(user) else None
 
 
 def _moves(node: Node) -> bool:

@@ -19,6 +19,8 @@ import torch
 from torch.fx import GraphModule, Node
 
 from kgen.capture import torch_adapter
+from kgen.capture.recompute_scores import sizes_around
+from kgen.ir.program import MatrixSizes
 
 __all__ = ["split_weighted_sums"]
 
@@ -47,10 +49,10 @@ class Term:
     scales: tuple[tuple[Node, tuple[Node, ...]], ...] = ()
 
 
-def split_weighted_sums(gm: GraphModule, is_worth_it: Callable[[torch.device], bool]) -> GraphModule:
-    """The graph, changed in place. `is_worth_it` is asked where there is such a sum."""
+def split_weighted_sums(gm: GraphModule, is_worth_it: Callable[[torch.device, MatrixSizes], bool]) -> GraphModule:
+    """The graph, changed in place. `is_worth_it` is asked about each softmax in such a sum."""
     found = [(node, side, terms) for node in gm.graph.nodes for side, terms in _sums(node)]
-    done = [one for one in found if is_worth_it(one[0].meta["val"].device)]
+    done = [one for one in found if all(is_worth_it(one[0].meta["val"].device, sizes) for sizes in _sizes(*one))]
     for node, side, terms in done:
         _replace(gm, node, side, terms)
     if done:
@@ -71,6 +73,18 @@ def _sums(node: Node) -> Iterator[tuple[int, Sequence[Term]]]:
         if several and len(terms) <= MOST_TERMS and all(_is_softmax(t.node) and _has_rows(t, side == 0) for t in terms):
             yield side, terms
             return
+
+
+def _sizes(node: Node, side: int, terms: Sequence[Term]) -> Iterator[MatrixSizes]:
+    """Lengths of the scores of each softmax, and of what is around them."""
+    kept = node.meta["val"].shape[side - 2 if side else -1]
+    return (sizes_around(_scores_of(term.node), [kept], node) for term in terms)
+
+
+def _scores_of(softmax: Node) -> Node:
+    *_, weights = softmax.all_input_nodes if softmax.target is aten.where.self else (softmax,)
+    power: Any = weights.args[0]
+    return power.args[0].args[0]
 
 
 def _terms(term: Term) -> list[Term]:
@@ -163,7 +177,8 @@ def _is_softmax(node: Node) -> bool:
         return False
     power, total = node.args
     sums = isinstance(total, Node) and total.target is aten.sum.dim_IntList and total.args[0] is power
-    return sums and isinstance(power, Node) and power.target is aten.exp.default
+    powers = sums and isinstance(power, Node) and power.target is aten.exp.default
+    return powers and isinstance(power.args[0], Node) and power.args[0].target is aten.sub.Tensor
 
 
 def _replace(gm: GraphModule, node: Node, side: int, terms: Sequence[Term]) -> None:

@@ -81,7 +81,7 @@ def arguments() -> list[Tensor]:
 def test_the_column_goes(fn: Callable[..., Tensor]) -> None:
     args = arguments()
     gm = graph_of(fn, *args)
-    made = take_sinks_apart(gm, lambda _: True)
+    made = take_sinks_apart(gm, lambda *_: True)
     assert not any(node.target is torch.ops.aten.cat.default for node in made.graph.nodes)
     [got] = made(*args) if isinstance(made(*args), list | tuple) else [made(*args)]
     torch.testing.assert_close(got.double(), fn(*(a.double() for a in args)), rtol=1e-5, atol=1e-5)
@@ -92,14 +92,14 @@ def test_the_column_goes(fn: Callable[..., Tensor]) -> None:
 def test_what_is_left(fn: Callable[..., Tensor]) -> None:
     gm = graph_of(fn, *arguments())
     before = [str(node) for node in gm.graph.nodes]
-    take_sinks_apart(gm, lambda _: True)
+    take_sinks_apart(gm, lambda *_: True)
     assert [str(node) for node in gm.graph.nodes] == before
 
 
 def test_where_templates_take_none_it_stays() -> None:
     gm = graph_of(behind, *arguments())
     before = [str(node) for node in gm.graph.nodes]
-    assert [str(node) for node in take_sinks_apart(gm, lambda _: False).graph.nodes] == before
+    assert [str(node) for node in take_sinks_apart(gm, lambda *_: False).graph.nodes] == before
 
 
 @pytest.mark.cpu

@@ -120,7 +120,7 @@ def test_each_softmax_has_a_contraction(fn: Callable[..., Tensor], terms: int) -
     args = arguments()
     gm = graph_of(fn, *args)
     before, want = matmuls(gm), fn(*(a.double() for a in args))
-    made = split_weighted_sums(gm, lambda _: True)
+    made = split_weighted_sums(gm, lambda *_: True)
     assert matmuls(made) == before + terms - 1
     [got] = made(*args) if isinstance(made(*args), list | tuple) else [made(*args)]
     torch.testing.assert_close(got.double(), want, rtol=1e-5, atol=1e-5)
@@ -130,14 +130,14 @@ def test_each_softmax_has_a_contraction(fn: Callable[..., Tensor], terms: int) -
 def test_what_is_left(fn: Callable[..., Tensor]) -> None:
     gm = graph_of(fn, *arguments())
     before = [str(node) for node in gm.graph.nodes]
-    split_weighted_sums(gm, lambda _: True)
+    split_weighted_sums(gm, lambda *_: True)
     assert [str(node) for node in gm.graph.nodes] == before
 
 
 def test_where_templates_take_none_it_stays() -> None:
     gm = graph_of(difference, *arguments())
     before = matmuls(gm)
-    assert matmuls(split_weighted_sums(gm, lambda _: False)) == before
+    assert matmuls(split_weighted_sums(gm, lambda *_: False)) == before
 
 
 @pytest.mark.cpu
