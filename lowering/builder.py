@@ -82,6 +82,10 @@ class Builder:
         pairs = length * (elements.as_int() or 0)
         return (self.on_gpu(device) and 0 < pairs <= MOST_PAIRS) or (self.top_k == "kernels" and 0 < length <= MOST_FORCED)
 
+    def sorts_in_registers(self, device: torch.device) -> bool:
+        """Whether kernels sort rows of a few elements by comparisons of their own."""
+        return self.top_k != "library" and (self.on_gpu(device) or self.top_k == "kernels")
+
     def on_gpu(self, device: torch.device) -> bool:
         """Whether kernels on a device's tensors run on a GPU."""
         return self.gpu_everywhere or device.type != "cpu"

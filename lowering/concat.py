@@ -43,7 +43,7 @@ def joined(b: Builder, parts: Sequence[Tensor], k: int) -> Tensor:
     """Parts of one type, none of them empty, one behind the other along dimension `k`."""
     if len(parts) == 1:
         return parts[0]
-    return _selected(b, parts, k) if _may_be_selected(parts) else _written(b, parts, k)
+    return _selected(parts, k) if _may_be_selected(parts) else _written(b, parts, k)
 
 
 def _may_be_selected(parts: Sequence[Tensor]) -> bool:
@@ -57,7 +57,7 @@ def _starts(parts: Sequence[Tensor], k: int) -> list[Expr]:
     return starts
 
 
-def _selected(b: Builder, parts: Sequence[Tensor], k: int) -> Tensor:
+def _selected(parts: Sequence[Tensor], k: int) -> Tensor:
     starts = _starts(parts, k)
     sizes = (*parts[0].sizes[:k], starts[-1], *parts[0].sizes[k + 1 :])
     j = indices(sizes)
@@ -100,6 +100,11 @@ def stack(b: Builder, tensors: Sequence[Tensor], dim: int = 0) -> Tensor:
     k = dim % (tensors[0].rank + 1)
     if len(tensors) == 1 or not _may_be_selected(tensors):
         return cat(b, [unsqueeze(b, t, k) for t in tensors], k)
+    return chosen(tensors, k)
+
+
+def chosen(tensors: Sequence[Tensor], k: int) -> Tensor:
+    """Tensors side by side along a new dimension, as a choice at each element that is stored nowhere."""
     dtype = promote(*tensors)
     sizes = (*tensors[0].sizes[:k], ix.constant(len(tensors)), *tensors[0].sizes[k:])
     j = indices(sizes)

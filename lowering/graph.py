@@ -375,7 +375,7 @@ class _Lowering:
             return True
         if not _is_read_again(node) or (not reads and cost <= CHEAP_FROM_INDICES):
             return False
-        if self._is_large_on_gpu(tensor) and _times_read(node) <= FEW_TIMES:
+        if _is_read_apart(node) or (self._is_large_on_gpu(tensor) and _times_read(node) <= FEW_TIMES):
             return False
         full = [v for v in reads if self._is_full(v, tensor)]
         saves = self._saves_traffic(node, tensor, full, reads)
@@ -577,6 +577,13 @@ def _is_read_again(node: Node) -> bool:
         name = getattr(node.target, "__name__", str(node.target)).split(".")[0]
         if node.op != "call_function" or name not in _VIEWS:
             return False
+
+
+def _is_read_apart(node: Node) -> bool:
+    """Whether each reader takes one place along a dimension, no more than all of them together: what it takes is stored where
+    that pays, as the median of a row that is sorted."""
+    selects = all(user.target is torch.ops.aten.select.int for user in node.users)
+    return selects and sum(map(_elements, node.users)) <= _elements(node)
 
 
 def _reads_few(user: Node, source: Node) -> bool:

@@ -7,10 +7,13 @@ where a library's sort is five or six launches. Equal elements keep their order;
 
 from __future__ import annotations
 
+import math
+import operator
 from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
+from torch.fx import Node
 
 from kgen.ir import values as vs
 from kgen.ir.index import Expr
@@ -19,6 +22,7 @@ from kgen.lowering.builder import Builder
 from kgen.lowering.fallback import Refused
 from kgen.lowering.indexing import gather
 from kgen.lowering.reduction import reduce, reuse
+from kgen.lowering.sorting_network import Network, network_of
 from kgen.lowering.tensor import Tensor, at, broadcast, convert, indices, reshape, rounded
 from kgen.lowering.top_k import RANKED, along_last, rank_of
 from kgen.lowering.views import axis, permute, squeeze, unsqueeze
@@ -30,6 +34,9 @@ def sort(
     b: Builder, x: Tensor, dim: int = -1, descending: bool = False, *, stable: bool | None = None
 ) -> tuple[Tensor, Tensor]:
     """(values, positions). Equal elements keep their order, whether or not `stable` asks for it."""
+    few = _sorted_few(b, x, dim, descending, stable=bool(stable))
+    if few is not None:
+        return few
     rows = _counted_rows(b, x, dim)
     positions = b.realize(_holders(b, rows, _ranks(b, rows, descending)))
     values = b.realize(gather(b, rows, -1, positions))  # what compares all pairs of them reads each one often
@@ -37,7 +44,7 @@ def sort(
 
 
 def argsort(b: Builder, x: Tensor, dim: int = -1, descending: bool = False, *, stable: bool | None = None) -> Tensor:
-    return sort(b, x, dim, descending)[1]
+    return sort(b, x, dim, descending, stable=True)[1]
 
 
 def msort(b: Builder, x: Tensor) -> Tensor:
@@ -45,12 +52,19 @@ def msort(b: Builder, x: Tensor) -> Tensor:
 
 
 def kthvalue(b: Builder, x: Tensor, k: int, dim: int = -1, keepdim: bool = False) -> tuple[Tensor, Tensor]:
+    network = network_of(b, x, dim, False, _reads(b, 1))
+    if network is not None:
+        value = network.value(k - 1)
+        return _kept(b, value, dim, x.rank, keepdim), _kept(b, _place(network, k - 1), dim, x.rank, keepdim)
     rows = _counted_rows(b, x, dim)
     return _element(b, rows, rows.with_value(vs.const(k - 1, I32), I32), dim, keepdim)
 
 
 def median(b: Builder, x: Tensor, dim: int | None = None, keepdim: bool = False) -> Any:
     """The lower one of two in the middle; of a row with a NaN its first NaN. With no `dim`, that of all elements."""
+    few = None if dim is None else _median_of_few(b, x, dim, keepdim)
+    if few is not None:
+        return few
     return _median(b, x, dim, keepdim, lambda length, nans: vs.where(_none(nans), _half(length), _less(length, nans)))
 
 
@@ -62,6 +76,67 @@ def nanmedian(b: Builder, x: Tensor, dim: int | None = None, keepdim: bool = Fal
         return vs.where(_none(numbers), numbers, _half(numbers))
 
     return _median(b, x, dim, keepdim, rank)
+
+
+# ---- a few elements ------------------------------------------------------------------------------------------------
+
+
+def _sorted_few(b: Builder, x: Tensor, dim: int, descending: bool, stable: bool) -> tuple[Tensor, Tensor] | None:
+    network = network_of(b, x, dim, descending, stable or _reads(b, 1))
+    if network is None:
+        return None
+    ranks, dim = range(len(network.order)), axis(dim, x.rank)
+    values, places = [network.value(k) for k in ranks], [_place(network, k) for k in ranks]
+    stacked = (network.stacked(b, parts, dim, _is_read_one_by_one(b, k, dim)) for k, parts in enumerate((values, places)))
+    return next(stacked), next(stacked)
+
+
+def _place(network: Network, rank: int) -> Tensor:
+    """The position of an element; 0, which nobody reads, where the network does not know it."""
+    if network.keys.low:
+        return network.position(rank)
+    value = network.value(rank)
+    return value.with_value(vs.const(0, I64), I64)
+
+
+def _kept(b: Builder, found: Tensor, dim: int, rank: int, keepdim: bool) -> Tensor:
+    return unsqueeze(b, found, axis(dim, rank)) if keepdim else found
+
+
+def _readers(b: Builder, position: int) -> list[Node]:
+    """Who reads a result of the operator that is lowered."""
+    users = list(b.current.users)
+    if not isinstance(b.current.meta.get("val"), tuple | list):
+        return users
+    taken = [user for user in users if user.target is operator.getitem and user.args[1] == position]
+    return [reader for one in taken for reader in one.users]
+
+
+def _reads(b: Builder, position: int) -> bool:
+    return not isinstance(b.current.meta.get("val"), tuple | list) or bool(_readers(b, position))
+
+
+def _is_read_one_by_one(b: Builder, position: int, dim: int) -> bool:
+    """Whether each reader takes one place of all rows."""
+    readers, rank = _readers(b, position), b.current.meta["val"]
+    rank = (rank[position] if isinstance(rank, tuple | list) else rank).dim()
+    selects = (reader.target is torch.ops.aten.select.int and axis(reader.args[1], rank) == dim for reader in readers)
+    return all(selects)
+
+
+def _median_of_few(b: Builder, x: Tensor, dim: int, keepdim: bool) -> tuple[Tensor, Tensor] | None:
+    """The lower one in the middle; of a row with NaNs the first of these."""
+    network = network_of(b, x, dim, False, _reads(b, 1))
+    if network is None:
+        return None
+    middle = (len(network.order) - 1) // 2
+    value, place = network.value(middle), _place(network, middle)
+    if x.dtype.is_floating_point:
+        nan = network.first_nan()
+        some = vs.call("lt", nan.value, vs.const(len(network.order), I32))
+        value = value.with_value(vs.where(some, vs.const(math.nan, value.value.dtype), value.value))
+        place = place.with_value(vs.where(some, vs.cast(nan.value, I64), place.value))
+    return _kept(b, value, dim, x.rank, keepdim), _kept(b, place, dim, x.rank, keepdim)
 
 
 # ---- ranks ---------------------------------------------------------------------------------------------------------

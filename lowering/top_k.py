@@ -146,7 +146,12 @@ def _value(key: Value, dtype: torch.dtype, largest: bool) -> Value:
     rank = rank if largest else vs.call("invert", rank)
     if not dtype.is_floating_point:
         return vs.cast(rank, dtype)
-    return vs.bitcast(_folded(vs.cast(rank, torch.int32)), torch.float32)
+    return value_of_rank(vs.cast(rank, torch.int32))
+
+
+def value_of_rank(rank: Value) -> Value:
+    """The float32 that has a rank."""
+    return vs.bitcast(_folded(rank), torch.float32)
 
 
 def _position(key: Value) -> Value:

@@ -29,8 +29,9 @@ from kgen.verdict import FusionDemand, OperatorCall, Outcome, Reason, Verdict
 SEARCH_LIMIT = 256
 # Pairs of accesses tried before equal loops are joined as they are, or two groups count as not alignable.
 MAX_ALIGNMENTS = 12
-# A buffer with more readers than this pairs with the first ones only, and takes no part in horizontal fusion.
-MAX_READERS = 32
+# A buffer with more readers than this pairs with the first ones only; with more than this, it takes no part in horizontal
+# fusion, for which readers are put in order each time: rows sorted by a network have two for each element.
+MAX_READERS, MAX_IN_ORDER = 32, 96
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,7 +104,7 @@ class Fuser:
                 continue
             if producer is not None:
                 self._push(producer, group, buffer)
-            if group.serial in readers and len(readers) <= MAX_READERS:
+            if group.serial in readers and len(readers) <= MAX_IN_ORDER:
                 for adjacent in _adjacent(group, readers.values()):
                     self._push_in_order(group, adjacent, buffer)
 
@@ -426,7 +427,7 @@ class Fuser:
     def _push_adjacent(self, leaves: Group, buffer: str) -> None:
         """Queues the readers that are next to each other once one between them is part of another group."""
         readers = self.readers[buffer]
-        if leaves.serial in readers and len(readers) <= MAX_READERS:
+        if leaves.serial in readers and len(readers) <= MAX_IN_ORDER:
             around = _adjacent(leaves, readers.values())
             if len(around) == 2:
                 self._push_in_order(around[0], around[1], buffer)
