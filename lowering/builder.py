@@ -20,7 +20,7 @@ from kgen.ir.index import Expr, ExprLike
 from kgen.ir.nodes import Buffer, Origin, Sizes, TensorArg
 from kgen.ir.ranges import Range, range_of
 from kgen.ir.values import Value
-from kgen.lowering.few_terms import are_affordable, are_cheap, are_few, are_last, combined
+from kgen.lowering.few_terms import LEAST_REDUCED, are_affordable, are_cheap, are_few, are_last, are_parts, combined
 from kgen.lowering.tensor import Tensor, at, axes, indices, is_empty, number_of, rounded
 
 # Up to so many elements rounds of maxima beat the library's partial sort on a CPU; and on a GPU, of so many rows or more
@@ -181,11 +181,13 @@ class Builder:
             single = self._reduced_one(op, tensor, sizes, body, kinds)
             return tuple(self._keep_dims(t, tensor.sizes, reduced) if keepdim else t for t in single)
         combine = ops.REDUCTIONS[op].combine
-        if combine is not None and are_last(reduced, rank) and are_few(sizes, rvars) and are_affordable(rvars, body):
-            value = vs.cast(combined(combine, rvars, body), ops.compute_dtype(kinds[0]))
-            made = Tensor(sizes, kinds[0], tensor.device, value)
-            made = made if are_cheap(rvars, body) else self.realize(made)
-            return (self._keep_dims(made, tensor.sizes, reduced) if keepdim else made,)
+        if combine is not None and are_few(sizes, rvars, points=LEAST_REDUCED):
+            near = are_last(reduced, rank) and are_affordable(rvars, body)
+            written = combined(combine, rvars, body)
+            if near or are_parts(body, written):
+                made = Tensor(sizes, kinds[0], tensor.device, vs.cast(written, ops.compute_dtype(kinds[0])))
+                made = made if near and are_cheap(rvars, body) else self.realize(made)
+                return (self._keep_dims(made, tensor.sizes, reduced) if keepdim else made,)
         outs = [self.buffer(sizes, d, tensor.device) for d in kinds]
         self.graph.nodes.append(ir.Reduction(tuple(o.name for o in outs), out_vars, rvars, op, body, self.origin))
         results = [self.load(o) for o in outs]

@@ -217,7 +217,7 @@ def centre_rounds(x: Tensor, centres: Tensor) -> tuple[Tensor, Tensor]:
         d = (x * x).sum(1, keepdim=True) - 2 * x @ centres.T + (centres * centres).sum(1)
         least, which = d.min(1)
         inertia = least.mean()
-        count = torch.bincount(which, minlength=len(centres))[:, None]
+        count = torch.zeros_like(centres[:, :1]).index_add_(0, which, torch.ones_like(x[:, :1]))
         total = torch.zeros_like(centres).index_add_(0, which, x)
         centres = torch.where(count > 0, total / count.clamp(min=1), centres)
     return centres, inertia

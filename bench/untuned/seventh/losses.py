@@ -81,7 +81,7 @@ def adaptive_wing(p: Tensor, y: Tensor) -> Tensor:
     """Adaptive wing: powers that depend on the target, a linear part with equal slope, a mask of grown targets."""
     p, y = p.sigmoid(), y.sigmoid()
     d = (y - p).abs()
-    t = torch.pow(torch.tensor(0.5, device=p.device, dtype=p.dtype) / 1.0, 2.1 - y)
+    t = 0.5 ** (2.1 - y)
     a = 14 * (1 / (1 + t)) * (2.1 - y) * torch.pow(torch.full_like(y, 0.5), 1.1 - y)
     c = 0.5 * a - 14 * torch.log1p(t)
     loss = torch.where(d < 0.5, 14 * torch.log1p(torch.pow(d.clamp(min=1e-4), 2.1 - y)), a * d - c)

@@ -78,10 +78,10 @@ def langevin_chains(theta: Tensor, x: Tensor, y: Tensor, noise: Tensor, draws: T
 
 
 def page_ranks(edges: Tensor, start: Tensor) -> Tensor:
-    """PageRank: twelve rounds of sums along edges, dangling nodes' share to all, from degrees counted by bins."""
+    """PageRank: twelve rounds of sums along edges, dangling nodes' share to all, from counted degrees."""
     source, target = edges.unbind(0)
     n = len(start)
-    out = torch.bincount(source, minlength=n)[:n]
+    out = torch.zeros(n, dtype=torch.long, device=start.device).scatter_add(0, source, torch.ones_like(source))
     inv = torch.where(out > 0, 1.0 / out.clamp(min=1), 0.0).to(start.dtype)
     base = start.softmax(0)
     r = base
@@ -231,7 +231,7 @@ def consensus(models: Tensor, a: Tensor, b: Tensor) -> tuple[Tensor, Tensor]:
     e = error(fwd, b) + error(back, a)
     score = e.clamp(max=4).sum(1)
     best = score.argmin()
-    return score, e[best].clamp(max=4)
+    return score, e.index_select(0, best[None])[0].clamp(max=4)
 
 
 def rigid_motions(xi: Tensor, points: Tensor, seen: Tensor) -> Tensor:

@@ -225,7 +225,7 @@ def implied_volatility(price: Tensor, strike: Tensor, spot: Tensor, years: Tenso
         vega = s * torch.exp(-0.5 * d1 * d1) * 0.39894 * t.sqrt()
         high, low = torch.where(value > target, vol, high), torch.where(value > target, low, vol)
         new = vol - (value - target) / vega.clamp(min=1e-4)
-        vol = torch.where((new > low) & (new < high), new, (low + high) / 2)
+        vol = torch.minimum(torch.maximum(new, low), high)
     return vol
 
 
