@@ -29,6 +29,8 @@ FASTER_TOP = 16
 FASTER_TOP_ON_GPU, MEASURED_ROWS = 8, 1024
 # A GPU compares so many pairs of elements in some 5 us; a library's sort of short rows has launches of 10 to 25 us.
 MOST_PAIRS = 1 << 23
+# Rows that kernels sort however many there are: the library has threads for 32 elements of each of them.
+SHORT_ROW = 16
 # Rows that kernels sort where they must: a tensor of this many elements squared is never stored, only counted.
 MOST_FORCED = 1024
 # Operands with more dimensions are not looked for in other orders of these.
@@ -80,7 +82,7 @@ class Builder:
         if self.top_k == "library":
             return False
         pairs = length * (elements.as_int() or 0)
-        return (self.on_gpu(device) and 0 < pairs <= MOST_PAIRS) or (self.top_k == "kernels" and 0 < length <= MOST_FORCED)
+        return (self.on_gpu(device) and pairs > 0 and (pairs <= MOST_PAIRS or length <= SHORT_ROW)) or (self.top_k == "kernels" and 0 < length <= MOST_FORCED)
 
     def on_gpu(self, device: torch.device) -> bool:
         """Whether kernels on a device's tensors run on a GPU."""
