@@ -82,7 +82,9 @@ class Builder:
         if self.top_k == "library":
             return False
         pairs = length * (elements.as_int() or 0)
-        return (self.on_gpu(device) and pairs > 0 and (pairs <= MOST_PAIRS or length <= SHORT_ROW)) or (self.top_k == "kernels" and 0 < length <= MOST_FORCED)
+        return (self.on_gpu(device) and pairs > 0 and (pairs <= MOST_PAIRS or length <= SHORT_ROW)) or (
+            self.top_k == "kernels" and 0 < length <= MOST_FORCED
+        )
 
     def on_gpu(self, device: torch.device) -> bool:
         """Whether kernels on a device's tensors run on a GPU."""
