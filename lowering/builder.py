@@ -190,7 +190,7 @@ class Builder:
             written = combined(combine, rvars, body)
             if near or are_parts(body, written):
                 made = Tensor(sizes, kinds[0], tensor.device, vs.cast(written, ops.compute_dtype(kinds[0])))
-                made = made if near and are_cheap(rvars, body) else self.realize(made)
+                made = made if near and are_cheap(rvars, body) and are_few(sizes, rvars) else self.realize(made)
                 return (self._keep_dims(made, tensor.sizes, reduced) if keepdim else made,)
         outs = [self.buffer(sizes, d, tensor.device) for d in kinds]
         self.graph.nodes.append(ir.Reduction(tuple(o.name for o in outs), out_vars, rvars, op, body, self.origin))

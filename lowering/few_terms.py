@@ -18,7 +18,7 @@ MOST_TERMS = 4
 # Results below which it does not matter: a matmul of fewer is as fast as anything else.
 LEAST_POINTS = 1 << 14
 # Of a reduction. It is not its own time that counts, but that loops over its terms keep neighbours apart.
-LEAST_REDUCED = 1 << 10
+LEAST_REDUCED = 1 << 13
 # Operations of all terms: each result computes so many again where several kernels read it.
 MOST_COST = 32
 # Operations of all terms, up to which they are written out for one kernel, which stores the results.

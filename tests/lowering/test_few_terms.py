@@ -127,7 +127,7 @@ CASES: list[tuple[Callable[..., Tensor], list[tuple[int, ...]]]] = [
     (least_around, [(3, 90, 97)]),
     (mean_of_models, [(130, 150), (130, 150)]),
     (columns_joined, [(130, 150), (130, 150)]),
-    (small_areas, [(40, 4)]),
+    (small_areas, [(100, 4)]),
 ]
 NAMES = [fn.__name__ for fn, _ in CASES]
 
