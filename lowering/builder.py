@@ -20,7 +20,7 @@ from kgen.ir.index import Expr, ExprLike
 from kgen.ir.nodes import Buffer, Origin, Sizes, TensorArg
 from kgen.ir.ranges import Range, range_of
 from kgen.ir.values import Value
-from kgen.lowering.few_terms import are_affordable, are_cheap, are_few, are_last, combined
+from kgen.lowering.few_terms import LEAST_REDUCED, are_affordable, are_cheap, are_few, are_last, are_parts, combined
 from kgen.lowering.tensor import Tensor, at, axes, indices, is_empty, number_of, rounded
 
 # Up to so many elements rounds of maxima beat the library's partial sort on a CPU; and on a GPU, of so many rows or more
@@ -29,6 +29,8 @@ FASTER_TOP = 16
 FASTER_TOP_ON_GPU, MEASURED_ROWS = 8, 1024
 # A GPU compares so many pairs of elements in some 5 us; a library's sort of short rows has launches of 10 to 25 us.
 MOST_PAIRS = 1 << 23
+# Rows that kernels sort however many there are: the library has threads for 32 elements of each of them.
+SHORT_ROW = 16
 # Rows that kernels sort where they must: a tensor of this many elements squared is never stored, only counted.
 MOST_FORCED = 1024
 # Operands with more dimensions are not looked for in other orders of these.
@@ -80,7 +82,9 @@ class Builder:
         if self.top_k == "library":
             return False
         pairs = length * (elements.as_int() or 0)
-        return (self.on_gpu(device) and 0 < pairs <= MOST_PAIRS) or (self.top_k == "kernels" and 0 < length <= MOST_FORCED)
+        return (self.on_gpu(device) and pairs > 0 and (pairs <= MOST_PAIRS or length <= SHORT_ROW)) or (
+            self.top_k == "kernels" and 0 < length <= MOST_FORCED
+        )
 
     def sorts_in_registers(self, device: torch.device) -> bool:
         """Whether kernels sort rows of a few elements by comparisons of their own."""
@@ -185,11 +189,13 @@ class Builder:
             single = self._reduced_one(op, tensor, sizes, body, kinds)
             return tuple(self._keep_dims(t, tensor.sizes, reduced) if keepdim else t for t in single)
         combine = ops.REDUCTIONS[op].combine
-        if combine is not None and are_last(reduced, rank) and are_few(sizes, rvars) and are_affordable(rvars, body):
-            value = vs.cast(combined(combine, rvars, body), ops.compute_dtype(kinds[0]))
-            made = Tensor(sizes, kinds[0], tensor.device, value)
-            made = made if are_cheap(rvars, body) else self.realize(made)
-            return (self._keep_dims(made, tensor.sizes, reduced) if keepdim else made,)
+        if combine is not None and are_few(sizes, rvars, points=LEAST_REDUCED):
+            near = are_last(reduced, rank) and are_affordable(rvars, body)
+            written = combined(combine, rvars, body)
+            if near or are_parts(body, written):
+                made = Tensor(sizes, kinds[0], tensor.device, vs.cast(written, ops.compute_dtype(kinds[0])))
+                made = made if near and are_cheap(rvars, body) and are_few(sizes, rvars) else self.realize(made)
+                return (self._keep_dims(made, tensor.sizes, reduced) if keepdim else made,)
         outs = [self.buffer(sizes, d, tensor.device) for d in kinds]
         self.graph.nodes.append(ir.Reduction(tuple(o.name for o in outs), out_vars, rvars, op, body, self.origin))
         results = [self.load(o) for o in outs]

@@ -15,8 +15,10 @@ from kgen.ir.values import Value
 from kgen.lowering.tensor import Tensor
 
 MOST_TERMS = 4
-# Results below which it does not matter.
+# Results below which it does not matter: a matmul of fewer is as fast as anything else.
 LEAST_POINTS = 1 << 14
+# Of a reduction. It is not its own time that counts, but that loops over its terms keep neighbours apart.
+LEAST_REDUCED = 1 << 13
 # Operations of all terms: each result computes so many again where several kernels read it.
 MOST_COST = 32
 # Operations of all terms, up to which they are written out for one kernel, which stores the results.
@@ -28,11 +30,11 @@ def are_last(dims: Sequence[int], rank: int) -> bool:
     return list(dims) == list(range(rank - len(dims), rank))
 
 
-def are_few(sizes: ir.Sizes, loops: Sequence[Var], least: int = 2, most: int = MOST_TERMS) -> bool:
-    """Whether there are few terms, of `least` to `most`, at each of many points."""
+def are_few(sizes: ir.Sizes, loops: Sequence[Var], least: int = 2, most: int = MOST_TERMS, points: int = LEAST_POINTS) -> bool:
+    """Whether there are few terms, of `least` to `most`, at each of `points` or more."""
     counts = [v.extent.as_int() for v in loops]
     number = ix.product(sizes).as_int()
-    if number is None or number < LEAST_POINTS or None in counts:
+    if number is None or number < points or None in counts:
         return False
     return least <= (ix.product(v.extent for v in loops).as_int() or 0) <= most
 
@@ -45,6 +47,11 @@ def are_cheap(loops: Sequence[Var], term: Value) -> bool:
 def are_affordable(loops: Sequence[Var], term: Value) -> bool:
     """Whether the terms are short enough to be written out at all."""
     return _cost(loops, term) <= MOST_STORED
+
+
+def are_parts(term: Value, written: Value) -> bool:
+    """Whether each term is a part of a concatenation: written out, they cost no more than the choice among them did."""
+    return vs.total_cost([written]) <= vs.total_cost([term])
 
 
 def _cost(loops: Sequence[Var], term: Value) -> int:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 import operator
+from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -33,7 +35,7 @@ from kgen.lowering.short_axes import unroll_short_axes
 from kgen.lowering.stencils import recompute_in_stencils
 from kgen.lowering.summed_scatters import add_to_sums
 from kgen.lowering.table import Rule
-from kgen.lowering.tensor import Tensor, number_of, rounded, unsupported
+from kgen.lowering.tensor import Tensor, axes, number_of, rounded, unsupported
 from kgen.lowering.unbacked import UNBACKED
 from kgen.lowering.unread_positions import drop_unread_positions
 
@@ -47,6 +49,8 @@ CHEAP_ON_GPU, CHEAP_FLOAT32_ON_GPU, LARGE = 14, 24, 1 << 20
 # And on a CPU, of a tensor larger than a core's cache that reads one of its size: an element that is stored and read moves 12
 # bytes, which takes a core as long as some tens of operations on lanes.
 CHEAP_ON_CPU = 14
+# Numbers of a constant list that are looked at, to see whether they are evenly spaced.
+LONGEST_LIST = 64
 # Operators behind a value that are looked at for one that would compute its elements several times.
 STEPS = 8
 # Operations that belong to a row, which each of its elements may compute again: more are stored for the row.
@@ -172,6 +176,9 @@ class _Lowering:
             literal = vs.const(owner.item(), owner.dtype)
             sizes = self.symbols.sizes(owner.shape)
             self.env[node] = Tensor(sizes, owner.dtype, owner.device, literal)
+            return
+        if (listed := _listed(owner, self.symbols.sizes(owner.shape))) is not None:
+            self.env[node] = listed
             return
         buffer = self._input_buffer(node.name, owner, "constant")
         self.builder.graph.constants[buffer.name] = owner.detach()
@@ -379,7 +386,20 @@ class _Lowering:
             return False
         full = [v for v in reads if self._is_full(v, tensor)]
         saves = self._saves_traffic(node, tensor, full, reads)
-        return len(full) > 1 or cost > (self._cheap(node, tensor) if saves else CHEAP)
+        return self._streams(node, tensor, full) > 1 or cost > (self._cheap(node, tensor) if saves else CHEAP)
+
+    def _streams(self, node: Node, tensor: Tensor, full: Sequence[Any]) -> int:
+        """How many elements each element moves from memory. On a GPU neighbours in one buffer come from the cache, as in
+        ``x[1:] - x[:-1]``: a reader that computes it again moves as little as one that reads it."""
+        if not self._is_large_on_gpu(tensor) or self._is_multiplied(node):
+            return len(full)
+        counts = Counter(name for name, _, _ in full)
+        return sum(min(count, self._share(name, tensor)) for name, count in counts.items())
+
+    def _share(self, name: str, tensor: Tensor) -> int:
+        """A buffer's elements for each of the tensor's."""
+        whole = ix.product(self.builder.graph.buffers[name].sizes).as_int()
+        return max(1, round(whole / (tensor.numel().as_int() or 1))) if whole else MAX_LOADS
 
     def _cheap(self, node: Node, tensor: Tensor) -> int:
         return _cheap_on_gpu(node, tensor) if self.builder.on_gpu(tensor.device) else CHEAP_ON_CPU
@@ -435,6 +455,19 @@ class _Lowering:
             cause=f"{wanted} is no multiple of a nested int among the arguments",
             line=self.builder.origin.line,
         )
+
+
+def _listed(owner: torch.Tensor, sizes: ir.Sizes) -> Tensor | None:
+    """A list of evenly spaced positions as arithmetic, as of ``x[:, [2, 1, 0]]``: what it picks is a view, and no data says
+    where it is."""
+    if owner.dtype is not torch.int64 or owner.dim() != 1 or not 2 <= owner.numel() <= LONGEST_LIST:
+        return None
+    numbers = owner.tolist()
+    steps = {after - before for before, after in itertools.pairwise(numbers)}
+    place = axes(sizes)[0].expr()
+    return (
+        Tensor(sizes, owner.dtype, owner.device, vs.index_value(numbers[0] + place * steps.pop())) if len(steps) == 1 else None
+    )
 
 
 def _is_large(tensor: Tensor) -> bool:

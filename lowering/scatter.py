@@ -66,9 +66,19 @@ def index_put(b: Builder, x: Tensor, indices_: Sequence[Tensor | None], values: 
     sizes = plan.result_sizes() if plan.indexed else x.sizes
     values = broadcast(convert(values, x.dtype), sizes)
     change = Write(sizes, plan.source(indices(sizes)) if plan.indexed else indices(sizes), values.value)
-    if x.value.op == "const" and (x.value.attr == 0 or not accumulate_) and (rows := _loops_of_rows(x, change)) is not None:
+    if (_is_zero(x) if accumulate_ else _is_computed(x)) and (rows := _loops_of_rows(x, change)) is not None:
         return _one_of_each_row(x, plan, values if _is_elementary(values) else b.realize(values), rows)
     return accumulate(b, x, change) if accumulate_ else write(b, x, change)
+
+
+def _is_computed(x: Tensor) -> bool:
+    """Whether no memory has the tensor yet. The kernel that fills it chooses at each element, which takes less than another
+    kernel that changes one element of each row."""
+    return x.value.op != "load"
+
+
+def _is_zero(x: Tensor) -> bool:
+    return bool(x.value.op == "const" and x.value.attr == 0)
 
 
 def _loops_of_rows(x: Tensor, change: Write) -> dict[Var, int] | None:
@@ -80,7 +90,7 @@ def _loops_of_rows(x: Tensor, change: Write) -> dict[Var, int] | None:
 
 
 def _one_of_each_row(x: Tensor, plan: Advanced, values: Tensor, through: dict[Var, int]) -> Tensor:
-    """``where(position == index, values, constant)`` along the dimension that no loop goes through."""
+    """``where(position == index, values, x)`` along the dimension that no loop goes through."""
     [dim] = set(range(x.rank)).difference(through.values())
     loops = axes(values.sizes)
     at_row = [x.indices[through[v]] if v in through else ix.ZERO for v in loops]
@@ -174,8 +184,8 @@ def scatter(b: Builder, x: Tensor, dim: int, index: Tensor, src: Any, *, reduce:
 
 
 def _is_one_hot(plan: Along, src: Any) -> bool:
-    """One write a row into a constant: the result needs no memory, each element knows whether it is the one."""
-    return plan.x.value.op == "const" and _is_one_a_row(plan) and _is_elementary(src)
+    """One write a row into what is computed: the result needs no memory, each element knows whether it is the one."""
+    return _is_computed(plan.x) and _is_one_a_row(plan) and _is_elementary(src)
 
 
 def _is_one_a_row(plan: Along) -> bool:
@@ -190,7 +200,7 @@ def _is_elementary(src: Any) -> bool:
 
 
 def _one_hot(plan: Along, src: Tensor | Number | Expr) -> Tensor:
-    """``where(position == index, src, constant)``: for the loss's gradient, which would otherwise fill and walk a tensor of
+    """``where(position == index, src, x)``: for the loss's gradient, which would otherwise fill and walk a tensor of
     logits."""
     x, dim = plan.x, plan.dim
     at_row = [ix.ZERO if d == dim else i for d, i in enumerate(x.indices)]
@@ -218,7 +228,7 @@ def scatter_add(b: Builder, x: Tensor, dim: int, index: Tensor, src: Tensor) -> 
 
 def _is_one_addition_a_row(plan: Along, src: Tensor) -> bool:
     """One addition a row to zeros, as in the gradient of `x.gather(1, label[:, None])`: a one-hot tensor as well."""
-    return plan.x.value.op == "const" and plan.x.value.attr == 0 and _is_one_a_row(plan) and src.sizes == plan.index.sizes
+    return _is_zero(plan.x) and _is_one_a_row(plan) and src.sizes == plan.index.sizes
 
 
 _MODES = {"sum": "add", "mean": "add", "prod": "mul", "amax": "max", "amin": "min"}

@@ -89,6 +89,25 @@ def gradient_of_blurred_image(g: Tensor, x: Tensor, w: Tensor) -> Tensor:
     return found
 
 
+def least_around(x: Tensor) -> Tensor:
+    """A stack of what surrounds each pixel, reduced along its first axis: each term is one part, not a choice of four."""
+    p = F.pad(x, (1, 1, 1, 1), value=1e3)
+    return torch.stack([p[..., 1:-1, :-2], p[..., 1:-1, 2:], p[..., :-2, 1:-1], p[..., 2:, 1:-1]]).amin(0) + 1
+
+
+def mean_of_models(x: Tensor, y: Tensor) -> Tensor:
+    return torch.stack([x.exp(), y * 2, torch.sigmoid(x + y)]).mean(0).sin()
+
+
+def columns_joined(x: Tensor, y: Tensor) -> Tensor:
+    return torch.cat([x[:, None], y[:, None].tanh()], 1).square().sum(1).sqrt()
+
+
+def small_areas(x: Tensor) -> Tensor:
+    """Few results, whose reader is a kernel of rows."""
+    return (x[:, None, :2] - x[None, :, 2:]).clamp(min=0).prod(-1).amax(1)
+
+
 CASES: list[tuple[Callable[..., Tensor], list[tuple[int, ...]]]] = [
     (layer, [(300, 3), (3, 100)]),
     (outer, [(64, 20), (64, 21)]),
@@ -105,6 +124,10 @@ CASES: list[tuple[Callable[..., Tensor], list[tuple[int, ...]]]] = [
     (blurred, [(2, 1, 90, 97), (1, 1, 1, 5)]),
     (edges, [(2, 1, 90, 97), (2, 1, 3, 3)]),
     (gradient_of_blurred_image, [(2, 1, 90, 97), (2, 1, 90, 97), (1, 1, 3, 3)]),
+    (least_around, [(3, 90, 97)]),
+    (mean_of_models, [(130, 150), (130, 150)]),
+    (columns_joined, [(130, 150), (130, 150)]),
+    (small_areas, [(100, 4)]),
 ]
 NAMES = [fn.__name__ for fn, _ in CASES]
 

@@ -78,6 +78,18 @@ def test_resampling_by_a_whole_factor_is_affine() -> None:
     assert not any(isinstance(a, ix.Indirect) for a in atoms)
 
 
+@pytest.mark.parametrize("columns", [[2, 1, 0], [0, 3], [1, 1, 1], [-4, -2]], ids=str)
+def test_evenly_spaced_lists_are_arithmetic(columns: list[int]) -> None:
+    """As where colours change their order, or corners are taken apart: no data say what is read."""
+    graph = check(lambda x: x[:, columns] * 2, [tensor(torch.float32, 3, 4)])
+    assert not graph.constants
+    assert [type(n) for n in graph.nodes] == [ir.Pointwise]
+
+
+def test_other_lists_are_data() -> None:
+    assert check(lambda x: x[:, [0, 2, 3]] * 2, [tensor(torch.float32, 3, 4)]).constants
+
+
 def test_cat_of_few_is_one_value() -> None:
     graph = check(lambda x, y: torch.cat([x, y, x]).relu() * 2, [tensor(torch.float32, 3, 4), tensor(torch.float32, 2, 4)])
     assert [type(n) for n in graph.nodes] == [ir.Pointwise]

@@ -116,6 +116,26 @@ def test_what_is_no_one_hot_row_is_scattered() -> None:
     assert scatters_of(lambda c, t: c.expand(6, COLUMNS).clone().scatter(1, t, c), c, t) == 1, "no constant"
 
 
+def test_one_number_of_each_row_in_what_is_computed_is_no_scatter() -> None:
+    """As the best one's score that is set to zero before the next is looked for: no kernel of its own for one number a row."""
+    c, t = inputs()
+
+    def scores(c: Tensor) -> Tensor:
+        return c * torch.arange(COLUMNS)
+
+    def cleared(c: Tensor, t: Tensor) -> Tensor:
+        made = scores(c)
+        made[torch.arange(6), t[:, 0]] = 0
+        return made * 2
+
+    assert scatters_of(cleared, c, t) == 0
+    assert scatters_of(cleared, c, t - COLUMNS) == 0, "counted from the end"
+    assert scatters_of(lambda c, t: scores(c).scatter(1, t, c + 1), c, t) == 0
+    assert scatters_of(lambda c, t: scores(c).t().exp().scatter(0, t.t(), 3.0), c, t) == 0
+    assert scatters_of(lambda c, t: scores(c).index_put((torch.arange(6), t[:, 0]), c[:, 0], accumulate=True), c, t) == 1
+    assert scatters_of(lambda c, t: scores(c).index_put((t[:, 0], torch.arange(6)), c[:, 0]), c, t % 6) == 1, "rows of data"
+
+
 def test_a_source_that_was_changed_since() -> None:
     def changed(c: Tensor, t: Tensor) -> Tensor:
         made = put(c, t)

@@ -111,6 +111,9 @@ def test_who_sorts() -> None:
     assert calls_of(fn, short, "auto", gpu_everywhere=True) == []
     assert calls_of(fn, long, "auto", gpu_everywhere=True) == ["aten.sort.default"]
     assert calls_of(fn, short, "library", gpu_everywhere=True) == ["aten.sort.default"]
+    windows = torch.empty(1 << 20, 9)
+    assert calls_of(fn, windows, "auto", gpu_everywhere=True) == [], "any number of rows of a few elements"
+    assert calls_of(fn, windows, "auto") == ["aten.sort.default"]
     assert calls_of(fn, short.double(), "kernels", gpu_everywhere=True) == ["aten.sort.default"]
 
 

@@ -108,3 +108,25 @@ def test_what_is_dear_of_rows_is_stored_for_them() -> None:
     """Each of their elements would compute it again."""
     plan = planned(shared, torch.empty(1000, 64), torch.empty(40, 64), torch.empty(1000, 40))
     assert any(name.endswith("_row") for name in plan.graph.buffers)
+
+
+def crossings(x: Tensor) -> Tensor:
+    """Where lines between neighbours cross zero, along two axes: each difference has two readers in one expression."""
+    n = x.shape[0] - 1
+    found = []
+    for d in range(2):
+        a, b = x.narrow(d, 0, n), x.narrow(d, 1, n)
+        found.append((a / torch.where((a - b).abs() < 1e-6, 1e-6, a - b))[:n, :n])
+    return torch.stack(found)
+
+
+def test_differences_of_neighbours_are_made_again() -> None:
+    """They read one buffer: neighbours come from the cache, and a trip through memory would take longer."""
+    [step] = planned(crossings, torch.empty(1100, 1100)).steps
+    assert isinstance(step, Kernel)
+
+
+def test_sums_of_two_tensors_are_stored_for_several_readers() -> None:
+    x, y = torch.empty(1100, 1100), torch.empty(1100, 1100)
+    plan = planned(lambda x, y: ((x * y).sum(0), (x * y)[:, 1:].exp().cumsum(1)), x, y)
+    assert any(name.startswith("mul") for name, buffer in plan.graph.buffers.items() if buffer.kind == "intermediate")
