@@ -404,9 +404,14 @@ def test_the_partitioner_forgets_norms_again() -> None:
     from torch._functorch import partitioners
 
     before = partitioners.get_default_op_list
-    with pytest.raises(ValueError, match="here"), torch_adapter._norms_are_sums():
-        assert torch.ops.aten.linalg_vector_norm in partitioners.get_default_op_list().fusible_ops
-        raise ValueError("here")
+
+    def fail() -> None:
+        with torch_adapter._norms_are_sums():
+            assert torch.ops.aten.linalg_vector_norm in partitioners.get_default_op_list().fusible_ops
+            raise ValueError("here")
+
+    with pytest.raises(ValueError, match="here"):
+        fail()
     assert partitioners.get_default_op_list is before
 
 
