@@ -245,7 +245,7 @@ class _Network:
         images += [made] if isinstance(made, torch.Tensor) else [one for one in made[:1] if one is not None]
         weight, groups = node.args[_WEIGHT[node.target]].meta["val"], node.args[_GROUPS[node.target]]  # type: ignore[union-attr]
         transposed = node.target is aten.convolution.default and bool(node.args[_TRANSPOSED])
-        gaps = transposed and all(max(node.args[k]) > 1 for k in _SPACING)  # type: ignore[arg-type, type-var]
+        gaps = transposed and all(max(node.args[k]) > 1 for k in _SPACING)  # type: ignore[arg-type]
         return self.costs.channels_first(images, weight, groups, transposed, gaps)  # type: ignore[arg-type]
 
     def verdict(self, node: Node, last: frozenset[Node]) -> Verdict | None:

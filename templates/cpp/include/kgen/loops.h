@@ -115,6 +115,16 @@ KGEN_FN void vector_loop(int64_t lo, int64_t hi, F body) {
   }
 }
 
+// body(answer), compiled for both answers.
+template <class F>
+KGEN_FN void for_each_answer(bool answer, F body) {
+  if (answer) {
+    body(true);
+  } else {
+    body(false);
+  }
+}
+
 // Memory of one thread for rows that stay in cache between two sections.
 template <class T>
 struct Row {
