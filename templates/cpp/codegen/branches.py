@@ -1,10 +1,10 @@
-"""Conditions that all lanes of a loop share: the loop is there for each answer, so that it loads what one answer needs.
+"""Conditions that all lanes of a loop share: the loop is there for each of their values, so that it loads what one value needs.
 
     before   for i: y[i] = first ? a[i] if first : b[i] if not first         masked loads of both, and all arithmetic
     after    if first: for i: y[i] = a[i];  else for i: y[i] = b[i]
 
 The parts of a concatenation along an outer loop and the frame of a padded image are such conditions. The text stays one: a
-function of the answers, which are known to the compiler where it is called.
+function of the conditions, which are known to the compiler where it is called.
 """
 
 from __future__ import annotations

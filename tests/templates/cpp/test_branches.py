@@ -1,4 +1,4 @@
-"""Conditions that all lanes share have a loop for each answer: parts of a concatenation, frames of images."""
+"""Conditions that all lanes share have a loop for each value: parts of a concatenation, frames of images."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def framed(x: Tensor) -> Tensor:
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.float64, torch.int32])
 @pytest.mark.parametrize("columns", [64, 77, 5000])
 @pytest.mark.parametrize("f", [haar, stacked, framed])
-def test_each_answer_is_right(f: Callable[[Tensor], Tensor], columns: int, dtype: torch.dtype) -> None:
+def test_each_value_is_right(f: Callable[[Tensor], Tensor], columns: int, dtype: torch.dtype) -> None:
     torch._dynamo.reset()
     x = torch.randint(-8, 8, (3, 5, columns), generator=torch.Generator().manual_seed(1)).to(dtype)
     torch.testing.assert_close(torch.compile(f, backend="kgen", fullgraph=True)(x), f(x))
@@ -41,4 +41,4 @@ def test_a_loop_loads_one_part_alone() -> None:
     """Two conditions: which half of the result, and whether the frame is the first."""
     [graph] = kgen.explain(haar, torch.randn(3, 5, 5000), print_report=False).graphs
     [kernel] = graph.kernels
-    assert kernel.source.count("for_each_answer(") == 2
+    assert kernel.source.count("for_each_value(") == 2

@@ -115,10 +115,10 @@ KGEN_FN void vector_loop(int64_t lo, int64_t hi, F body) {
   }
 }
 
-// body(answer), compiled for both answers.
+// body(value), compiled for both values.
 template <class F>
-KGEN_FN void for_each_answer(bool answer, F body) {
-  if (answer) {
+KGEN_FN void for_each_value(bool value, F body) {
+  if (value) {
     body(true);
   } else {
     body(false);
