@@ -36,7 +36,9 @@ def branches(nest: Nest, emitter: Emitter, body: Sequence[str]) -> Branches:
     if not nest.vertical or nest.kernel.inner or nest.tile is not None or len(body) > STATEMENTS:
         return Branches((), ())
     found = list(dict.fromkeys(c for mask in _masks(nest, emitter) for c in _conditions(mask)))
-    names = {value: name for value, name in emitter.task.names.items() if value.dtype is torch.bool and value.op != "const"}
+    names = {
+        v: name for v, name in emitter.task.names.items() if isinstance(v, Value) and v.dtype is torch.bool and v.op != "const"
+    }
     chosen = [c for c in found if c in names][:MOST]
     following = {names[v] for v in names if v not in chosen and v.op in ("and", "or", "not") and _follows(v, chosen)}
     derived = tuple(line for line in emitter.task.lines if line.removeprefix("const auto ").partition(" ")[0] in following)

@@ -28,13 +28,22 @@ def framed(x: Tensor) -> Tensor:
     return F.pad(x * 3, (0, 0, 2, 1)) + 1
 
 
+def test_shared_divisors() -> None:
+    """Names outside of the loop belong to divisors too, which are no conditions."""
+    torch._dynamo.reset()
+    x, s = torch.randn(3, 5, 77), torch.tensor([0.5, 3.0, 7.0])
+    f = lambda x, s: torch.cat([x / s[:, None, None], x * 2], 0)  # noqa: E731
+    made = torch.compile(f, backend="kgen", fullgraph=True, options={"strict": True})
+    torch.testing.assert_close(made(x, s), f(x, s))
+
+
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.float64, torch.int32])
 @pytest.mark.parametrize("columns", [64, 77, 5000])
 @pytest.mark.parametrize("f", [haar, stacked, framed])
 def test_each_value_is_right(f: Callable[[Tensor], Tensor], columns: int, dtype: torch.dtype) -> None:
     torch._dynamo.reset()
     x = torch.randint(-8, 8, (3, 5, columns), generator=torch.Generator().manual_seed(1)).to(dtype)
-    torch.testing.assert_close(torch.compile(f, backend="kgen", fullgraph=True)(x), f(x))
+    torch.testing.assert_close(torch.compile(f, backend="kgen", fullgraph=True, options={"strict": True})(x), f(x))
 
 
 def test_a_loop_loads_one_part_alone() -> None:
