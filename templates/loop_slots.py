@@ -141,7 +141,7 @@ class Tasks:
     statements that make loop variables of the number `task`, `advance` goes on to the next one. Where a task has one variable,
     `counter` is its name and `indices` are empty. `before` stands outside of the vector loop. Where only the vector loop is
     left, the kernel is `flat`, and threads share its points. Of `few` tasks one thread does all, as their number says when the
-    code is made."""
+    code is made. The vector loop is there for each value of `conditions`; `derived` are statements that follow from these."""
 
     flat: bool
     count: str
@@ -155,6 +155,8 @@ class Tasks:
     turned: tuple[TurnedSlot, ...]
     walked: tuple[tuple[str, str], ...]
     few: bool
+    conditions: tuple[str, ...] = ()
+    derived: str = ""
 
 
 @dataclass(frozen=True, slots=True)

@@ -43,6 +43,8 @@ aten = torch.ops.aten
 _IMAGES: dict[Any, tuple[int, ...]] = {aten.convolution.default: (0,), aten.convolution_backward.default: (0, 1)}
 _WEIGHT: dict[Any, int] = {aten.convolution.default: 1, aten.convolution_backward.default: 2}
 _GROUPS: dict[Any, int] = {aten.convolution.default: 8, aten.convolution_backward.default: 9}
+# Where forward convolutions have steps and dilation, and whether they are transposed.
+_SPACING, _TRANSPOSED = (3, 5), 6
 # Operators that compute as well in either layout, besides those that torch tags as pointwise.
 _EITHER = frozenset(
     f"aten::{name}"
@@ -80,7 +82,9 @@ class Costs(Protocol):
 
     def wants_channels_last(self, image: torch.Tensor) -> bool: ...
 
-    def channels_first(self, images: Sequence[torch.Tensor], weight: torch.Tensor, groups: int) -> int: ...
+    def channels_first(
+        self, images: Sequence[torch.Tensor], weight: torch.Tensor, groups: int, transposed: bool, gaps: bool
+    ) -> int: ...
 
 
 def choose_layouts(gm: GraphModule, costs: Costs, frozen: frozenset[str] = frozenset()) -> GraphModule:
@@ -240,7 +244,9 @@ class _Network:
         made = node.meta["val"]
         images += [made] if isinstance(made, torch.Tensor) else [one for one in made[:1] if one is not None]
         weight, groups = node.args[_WEIGHT[node.target]].meta["val"], node.args[_GROUPS[node.target]]  # type: ignore[union-attr]
-        return self.costs.channels_first(images, weight, groups)  # type: ignore[arg-type]
+        transposed = node.target is aten.convolution.default and bool(node.args[_TRANSPOSED])
+        gaps = transposed and all(max(node.args[k]) > 1 for k in _SPACING)  # type: ignore[arg-type]
+        return self.costs.channels_first(images, weight, groups, transposed, gaps)  # type: ignore[arg-type]
 
     def verdict(self, node: Node, last: frozenset[Node]) -> Verdict | None:
         """What is decided of a convolution that changes, or might have."""

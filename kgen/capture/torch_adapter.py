@@ -28,9 +28,10 @@ import torch
 from torch._dynamo.backends.common import aot_autograd
 from torch._dynamo.utils import get_debug_dir
 from torch._functorch import config as functorch_config
+from torch._functorch import partitioners
 from torch._functorch._aot_autograd.descriptors import GradAOTOutput, InputMutationAOTOutput
 from torch._functorch._aot_autograd.schemas import OutputType, SerializableAOTDispatchCompiler, SubclassCreationMeta
-from torch._functorch.partitioners import min_cut_rematerialization_partition
+from torch._functorch.partitioners import OpTypes, min_cut_rematerialization_partition
 from torch._guards import TracingContext, detect_fake_mode
 from torch._higher_order_ops.invoke_subgraph import invoke_subgraph
 from torch._logging._internal import trace_log
@@ -38,6 +39,7 @@ from torch._subclasses.fake_tensor import FakeTensor
 from torch.compiler import config as compiler_config
 from torch.fx import GraphModule
 from torch.fx.passes.fake_tensor_prop import FakeTensorProp
+from torch.utils._ordered_set import OrderedSet
 from torch.utils._python_dispatch import _disable_current_modes
 from torch.utils.checkpoint import CheckpointPolicy
 
@@ -57,6 +59,9 @@ __all__ = [
     "GraphInfo", "Snapshot", "capture", "copied_graph", "fake_like", "fake_result", "hint", "numbers_known", "output_strides",
     "output_values", "stride_order",
 ]  # fmt: skip
+
+
+_NORMS: OrderedSet[Callable[..., Any]] = OrderedSet([torch.ops.aten.linalg_vector_norm])
 
 
 @dataclass(frozen=True, slots=True)
@@ -359,9 +364,28 @@ def _partition(
     joint_graph = joint_pass(joint_graph)
     _save_compared(joint_graph)
     _copy_overwritten(joint_graph)
-    forward, backward = min_cut_rematerialization_partition(joint_graph, inputs, **settings)
+    with _norms_are_sums():
+        forward, backward = min_cut_rematerialization_partition(joint_graph, inputs, **settings)
     _count_again(forward, backward)
     return forward, backward
+
+
+@contextmanager
+def _norms_are_sums() -> Iterator[None]:
+    """The partitioner takes norms for what they are: sums that fuse with their neighbours. It knows no norms, since Inductor
+    has sums there, and what is computed of a tensor after an operator that does not fuse it saves: all that was divided by
+    its norm (331 MB of `contrast to negatives` in bench.untuned, whose operands were saved as well)."""
+    known = partitioners.get_default_op_list
+
+    def with_norms() -> OpTypes:
+        found = known()
+        return replace(found, fusible_ops=found.fusible_ops | _NORMS, recomputable_ops=found.recomputable_ops | _NORMS)
+
+    partitioners.get_default_op_list = with_norms
+    try:
+        yield
+    finally:
+        partitioners.get_default_op_list = known
 
 
 def _count_again(forward: GraphModule, backward: GraphModule) -> None:

@@ -16,9 +16,20 @@ COPIED = 2.0
 # Times that the library moves each byte of an image that it reorders on its own, by device and kind of convolution
 # (docs/decisions/0017-layouts.md). It multiplies matrices, and images of few channels, about as well as they are.
 REORDERED: Mapping[str, Mapping[str, float]] = {
-    "cpu": {"dense": 4.0, "grouped": 4.0, "depthwise": 1.5, "pointwise": 0.5, "few": 0.0},
-    "cuda": {"dense": 2.0, "grouped": 0.0, "depthwise": 0.5, "pointwise": 0.5, "few": 0.0},
+    "cpu": {
+        "dense": 4.0,
+        "grouped": 4.0,
+        "whole groups": 0.5,
+        "transposed groups": 0.0,
+        "depthwise": 1.5,
+        "pointwise": 0.5,
+        "few": 0.0,
+    },
+    "cuda": {"dense": 2.0, "depthwise": 0.5, "pointwise": 0.5, "few": 0.0},
 }
+# oneDNN has kernels for groups of so many channels, or several times as many, that read images as they are: with channels last
+# 8 groups of 4 took 1.64 ms and not 1.99 (copies 1.56), and transposed 3.39 and not 2.03 (AMD EPYC, AVX-512, 2026-11-28).
+GROUP = 4
 # With some channels in each group cuDNN turns images over as well where these are last, and more slowly: 142 us more for
 # 16x96x2001 in groups, transposed, and 7.2 ms for the gradient of 3 groups' filters at 16x45x65x66 (H100, bench.untuned).
 FEW = 4
@@ -46,14 +57,18 @@ def copy(value: torch.Tensor) -> int:
     return int(_bytes(value) * COPIED)
 
 
-def channels_first(images: Sequence[torch.Tensor], weight: torch.Tensor, groups: int) -> int:
+def channels_first(
+    images: Sequence[torch.Tensor], weight: torch.Tensor, groups: int, transposed: bool = False, gaps: bool = False
+) -> int:
     """Of what the library does more at a convolution of images whose channels are not the innermost dimension; 0: nothing. A
     GPU's reorders filters too, and their gradient: of small images they are most of it (U-Net at 8 x 8). Channels that are no
-    whole loads it pads in either layout, by a kernel of its own where they are last (`temporal layer`, H100, 2026-11-28)."""
+    whole loads it pads in either layout, by a kernel of its own where they are last (`temporal layer`, H100, 2026-11-28).
+    `gaps` are those of a `transposed` convolution that has steps and is dilated."""
     if not wants_channels_last(images[0]):
         return 0
-    kind, device = _kind(weight, groups), images[0].device.type
-    share = REORDERED[device][kind]
+    device = images[0].device.type
+    kind = _kind(weight, groups) if device != "cpu" or groups == 1 else _kind_of_groups(weight, groups, transposed, gaps)
+    share = REORDERED[device].get(kind, 0.0)
     if kind == "depthwise" and device == "cuda":
         if not has_whole_loads(images[0].shape[1], images[0].dtype) or is_along_one(weight):
             return 0
@@ -71,6 +86,16 @@ def _kind(weight: torch.Tensor, groups: int) -> str:
     if weight.shape[1] <= FEW:
         return "few"
     return "pointwise" if math.prod(weight.shape[2:]) == 1 else "dense"
+
+
+def _kind_of_groups(weight: torch.Tensor, groups: int, transposed: bool, gaps: bool) -> str:
+    """oneDNN multiplies the matrices of transposed groups with gaps, which takes it twice as long with channels last."""
+    if weight.shape[1] == 1:
+        return "depthwise"
+    is_whole = weight.shape[1] % GROUP == 0 and weight.shape[0] // groups % GROUP == 0
+    if transposed and (gaps or is_whole):
+        return "transposed groups"
+    return "whole groups" if is_whole else "grouped"
 
 
 def wants_channels_last(image: torch.Tensor) -> bool:

@@ -385,6 +385,36 @@ def test_backward_gets_the_strides_that_forward_reports(monkeypatch: pytest.Monk
     assert (1, 3) in strides
 
 
+# ---- what is saved for backward -----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_what_is_divided_by_its_norm_is_computed_again(seen: list[Any], dtype: torch.dtype) -> None:
+    """Backward gets the operand and the norms of its rows, and no second tensor as large as the operand."""
+    x, w = (torch.randn(6, 40, dtype=dtype, requires_grad=True) for _ in range(2))
+    loss = compiled(lambda x, w: (functional.normalize(x, dim=-1) * w).sum(-1))(x, w)
+    torch.autograd.grad(loss.sum(), (x, w))
+    _, bw = (gm for gm, _ in seen)
+    large = [n.name for n in bw.graph.find_nodes(op="placeholder") if n.meta["val"].numel() == x.numel()]
+    assert len(large) == 2, large
+    assert all(name.startswith("primals") for name in large)
+
+
+def test_the_partitioner_forgets_norms_again() -> None:
+    from torch._functorch import partitioners
+
+    before = partitioners.get_default_op_list
+
+    def fail() -> None:
+        with torch_adapter._norms_are_sums():
+            assert torch.ops.aten.linalg_vector_norm in partitioners.get_default_op_list().fusible_ops
+            raise ValueError("here")
+
+    with pytest.raises(ValueError, match="here"):
+        fail()
+    assert partitioners.get_default_op_list is before
+
+
 # ---- random numbers ----------------------------------------------------------------------------------------------------
 
 

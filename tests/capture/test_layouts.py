@@ -446,6 +446,30 @@ def test_a_gpus_depthwise_convolutions_of_odd_channels_stay_as_they_are(channels
     assert costs.channels_first([image], weight, channels) == 0
 
 
+def layouts_of(call: Callable[[Tensor], Tensor], image: Tensor) -> list[bool]:
+    """Whether each convolution has channels last."""
+    made = Laid()
+    torch.compile(call, backend=made, fullgraph=True)(image)
+    return [is_last for is_last, count in made.layouts(torch.ops.aten.convolution.default).items() for _ in range(count)]
+
+
+@pytest.mark.parametrize(
+    ("channels", "stride", "dilation", "is_last"), [(32, 1, 1, False), (24, 2, 2, False), (24, 2, 1, True), (24, 1, 1, True)]
+)
+def test_transposed_groups_have_channels_last_where_the_library_is_faster(
+    channels: int, stride: int, dilation: int, is_last: bool
+) -> None:
+    """oneDNN has kernels for groups of 4, 8 or more channels where these are first, and multiplies matrices where there are
+    both gaps and steps: with channels last either takes longer (`grown maps` of bench.untuned)."""
+    groups = 8
+    weight = torch.randn(channels, channels // groups, 3, 3) * 0.1
+    turn = lambda x: F.conv_transpose2d(x, weight, stride=stride, dilation=dilation, groups=groups)  # noqa: E731
+    image = torch.randn(2, channels, 14, 15)
+    with torch.no_grad():
+        assert layouts_of(turn, image) == [is_last]
+        same(torch.compile(turn, backend="kgen", options={"cache": False})(image), turn(image))
+
+
 def test_a_gpus_filters_of_small_images_count() -> None:
     """A library that reorders images reorders filters as well, and their gradient."""
     with FakeTensorMode():

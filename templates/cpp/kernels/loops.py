@@ -13,6 +13,7 @@ from kgen.ir.plan import TILE, Nest, Statement
 from kgen.ir.values import total_cost
 from kgen.rendered.kernel_call import Rendered
 from kgen.templates.contract import Config, knob, template
+from kgen.templates.cpp.codegen.branches import branches
 from kgen.templates.cpp.codegen.constant_offsets import with_offsets_as_sizes
 from kgen.templates.cpp.codegen.emit import STRIP, Emitter, Section
 from kgen.templates.cpp.codegen.prefetch import pointed_prefetches, prefetches, run_prefetches
@@ -123,6 +124,8 @@ def _slots(kind: str, name: str, nest: Nest, emitter: Emitter, graph: ir.Graph) 
     scan_split = _scan_split_slot(sections[0], nest, emitter, graph) if splits_scan else None
     head = FunctionHead(name, _comments(nest), pointers_of(emitter), tuple(emitter.sizes), nest.lanes, emitter.includes_check)
     if kind == "pointwise":
+        either = branches(nest, emitter, body)
+        tasks = replace(tasks, conditions=either.conditions, derived=lines(either.derived))
         return CppPoints(head, tasks, lines(body))
     step = _one_step(nest) if nest.one_step else None
     found = (head, tasks, lines(body), row_passes, lines(rows), nest.vertical, row_split, share, step)

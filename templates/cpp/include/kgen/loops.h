@@ -115,6 +115,16 @@ KGEN_FN void vector_loop(int64_t lo, int64_t hi, F body) {
   }
 }
 
+// body(value), compiled for both values.
+template <class F>
+KGEN_FN void for_each_value(bool value, F body) {
+  if (value) {
+    body(true);
+  } else {
+    body(false);
+  }
+}
+
 // Memory of one thread for rows that stay in cache between two sections.
 template <class T>
 struct Row {
