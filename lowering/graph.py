@@ -183,7 +183,8 @@ class _Lowering:
             source = self.env[node.args[0]]  # type: ignore[index]
             self.env[node] = source[node.args[1]]
             return
-        note_bindings(self.builder, node)
+        if isinstance(node.target, torch._ops.HigherOrderOperator):
+            note_bindings(self.builder, node)
         if isinstance(value, torch.SymInt | torch.SymFloat | torch.SymBool) and not node.meta.get(UNBACKED):
             self.env[node] = fallback.symbolic(self.symbols, value)
             return

@@ -37,7 +37,7 @@ def is_binding(node: Node) -> bool:
 def note_bindings(b: Builder, node: Node) -> None:
     """Notes which sizes and numbers only the results of a higher-order operator define. Torch notes it on calls of operators,
     not on a mutable operator that it made functional."""
-    if is_binding(node) or not isinstance(node.target, torch._ops.HigherOrderOperator):
+    if is_binding(node):
         return
     found: dict[sympy.Symbol, KeyPath] = {}
     for path, value in tree_flatten_with_path(node.meta.get("val"))[0]:
