@@ -24,7 +24,7 @@ from kgen.capture.aot_cache import CompiledGraph, count_coverage
 from kgen.capture.dimensions import count_from_front
 from kgen.capture.eager_graph import EagerGraph
 from kgen.capture.freeze import freeze, frozen_inputs
-from kgen.capture.operators import check_names, makes_quantised
+from kgen.capture.operators import check_names, makes_quantised, resizes_storage
 from kgen.capture.shared_storages import SameStorages, may_write, shared_views
 from kgen.capture.torch_adapter import GraphInfo, Snapshot, copied_graph
 from kgen.config import Config
@@ -221,7 +221,8 @@ def compile_graph(gm: GraphModule, info: GraphInfo, config: Config, known: tuple
     `known` are failures of passes before.
 
     Raises what the first attempt raises where the user can help it, and where `strict` says so."""
-    attempt, frozen = Attempt(known, eager="all" in config.fallback or makes_quantised(gm)), None
+    in_eager = "all" in config.fallback or makes_quantised(gm) or resizes_storage(gm)
+    attempt, frozen = Attempt(known, eager=in_eager), None
     kept = _Kept()
     while True:
         try:

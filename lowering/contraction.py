@@ -79,13 +79,12 @@ def _matmul(
     bias: Tensor | None = None, beta: Any = 1, alpha: Any = 1,
 ) -> Tensor:  # fmt: skip
     """``alpha * x @ y + beta * bias`` of matrices, or of as many matrices as a leading dimension counts."""
-    matmul = _of_matrices(x, y)
-    if bias is not None:
+    matmul, plain = _of_matrices(x, y), all(isinstance(number, int | float) for number in (alpha, beta))
+    if bias is not None and plain:
         whole = broadcast(bias, tuple(v.extent for v in matmul.out_vars))
         added = None if beta == 0 else _times(at(whole, [v.expr() for v in matmul.out_vars]), beta)
         kind = ops.compute_dtype(x.dtype)
         matmul = replace(matmul, scale=None if alpha == 1 else vs.const(alpha, kind), addend=added)
-    plain = all(isinstance(number, int | float) for number in (alpha, beta))
     if plain and not kwargs.keys() - {"alpha", "beta"} and x.dtype == y.dtype and x.dtype.is_floating_point:
         written = _written_out(b, matmul)
         if written is not None:

@@ -49,15 +49,20 @@ FORMS: tuple[Form, ...] = (
 
 
 def note_fused_calls(b: Builder) -> None:
-    """Notes with each matmul of the graph the one call that computes a node which reads nothing else, if there is one."""
+    """Notes with each matmul of the graph the one call that computes its only reader, if there is one. The call would stand
+    where the matmul does, so all that it reads besides has to be there: of two convolutions that are added, the later one
+    adds."""
     readers: dict[str, list[ir.Pointwise]] = {}
+    made = {name: place for place, node in enumerate(b.graph.nodes) for name in ir.outs(node)}
     for node in b.graph.nodes:
         if isinstance(node, ir.Pointwise):
             for name in {load.attr[0] for load in vs.loads([node.value])}:
                 readers.setdefault(name, []).append(node)
     for position, node in enumerate(b.graph.nodes):
         if isinstance(node, ir.Contraction) and len(found := readers.get(node.out, [])) == 1:
-            b.graph.nodes[position] = replace(node, fused=_fused(b, node, found[0]))
+            call = _fused(b, node, found[0])
+            ready = call is not None and all(made.get(name, -1) < position for name in ir.reads(call))
+            b.graph.nodes[position] = replace(node, fused=call if ready else None)
 
 
 def _fused(b: Builder, node: ir.Contraction, reader: ir.Pointwise) -> ir.Extern | None:

@@ -36,7 +36,7 @@ from kgen.lowering.stencils import recompute_in_stencils
 from kgen.lowering.summed_scatters import add_to_sums
 from kgen.lowering.table import Rule
 from kgen.lowering.tensor import Tensor, axes, number_of, rounded, unsupported
-from kgen.lowering.unbacked import UNBACKED
+from kgen.lowering.unbacked import UNBACKED, note_bindings
 from kgen.lowering.unread_positions import drop_unread_positions
 
 # A value used by several consumers is stored once it costs more than this (in additions); the scheduler may still keep it in
@@ -190,6 +190,8 @@ class _Lowering:
             source = self.env[node.args[0]]  # type: ignore[index]
             self.env[node] = source[node.args[1]]
             return
+        if isinstance(node.target, torch._ops.HigherOrderOperator):
+            note_bindings(self.builder, node)
         if isinstance(value, torch.SymInt | torch.SymFloat | torch.SymBool) and not node.meta.get(UNBACKED):
             self.env[node] = fallback.symbolic(self.symbols, value)
             return

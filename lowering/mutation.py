@@ -14,6 +14,7 @@ from typing import Any
 
 import torch
 from torch.fx import Node
+from torch.utils._pytree import tree_leaves, tree_map_only
 
 from kgen.capture.operators import operator_name
 from kgen.ir import index as ix
@@ -28,6 +29,7 @@ from kgen.lowering.checks import checked_write
 from kgen.lowering.layout import placed
 from kgen.lowering.pointwise import Operand, as_tensor
 from kgen.lowering.tensor import Tensor, axes, broadcast, convert, indices, reindex
+from kgen.lowering.unbacked import bindings
 from kgen.lowering.views import dense, slice_dim, slice_length, slice_start, storage_index
 
 # Set by the reinplace stage on a node whose first argument's storage it may overwrite: the FX node that owns the storage.
@@ -247,9 +249,10 @@ def copy(b: Builder, x: Tensor, src: Operand, non_blocking: bool = False) -> Ten
 
 def auto_functionalized(b: Builder, op: Any, **kwargs: Any) -> tuple[Any, ...]:
     """A mutable custom operator made functional: the call itself, on copies of what it writes that must keep its contents."""
-    written = {a.name: _base(b, kwargs[a.name]) for a in _written(op) if isinstance(kwargs.get(a.name), Tensor)}
+    given = {a.name: kwargs.get(a.name) for a in _written(op)}
+    written = {name: tree_map_only(Tensor, partial(_base, b), value) for name, value in given.items() if value is not None}
     results = _call_mutable(b, op, {**kwargs, **written}, written)
-    return (*results, *(at_newest(b, written[a.name]) if a.name in written else None for a in _written(op)))
+    return (*results, *(tree_map_only(Tensor, partial(at_newest, b), written.get(name)) for name in given))
 
 
 def auto_functionalized_v2(b: Builder, op: Any, _all_bases: Sequence[Tensor], **kwargs: Any) -> tuple[Any, ...]:
@@ -311,8 +314,8 @@ def _name(tensor: Tensor) -> str:
     return name
 
 
-def _call_mutable(b: Builder, op: Any, kwargs: dict[str, Any], written: dict[str, Tensor]) -> list[Any]:
-    names = list(dict.fromkeys(_name(t) for t in written.values()))
+def _call_mutable(b: Builder, op: Any, kwargs: dict[str, Any], written: dict[str, Any]) -> list[Any]:
+    names = list(dict.fromkeys(_name(t) for t in tree_leaves(written) if isinstance(t, Tensor)))
     order = [a.name for a in op._schema.arguments]
     sources = b.current.kwargs
     given = {k: kwargs[k] if k in written else placed(b, sources.get(k), kwargs[k], b.current) for k in order if k in kwargs}
@@ -323,10 +326,11 @@ def _call_mutable(b: Builder, op: Any, kwargs: dict[str, Any], written: dict[str
         (b.symbols.sizes(v.shape), v.dtype, v.device, b.symbols.sizes(v.stride())) if hasattr(v, "stride") else None
         for v in returned
     ]
+    binds = bindings(b, b.current, returned)
     pairs = [(n, b.new_version(n).name) for n in names]
     positional = [a.name for a in op._schema.arguments if not a.kwarg_only and a.name in tree]
     rest = {k: v for k, v in tree.items() if k not in positional}
-    made = b.extern(op, [tree[k] for k in positional], rest, specs, "mutable operator", pairs, effect=True)
+    made = b.extern(op, [tree[k] for k in positional], rest, specs, "mutable operator", pairs, effect=True, binds=binds)
     return list(made) if op._schema.returns else [None]
 
 

@@ -14,7 +14,7 @@ import sympy
 import torch
 from torch.fx import Node
 from torch.fx.experimental.symbolic_shapes import CallMethodKey, ConvertIntKey
-from torch.utils._pytree import key_get
+from torch.utils._pytree import SequenceKey, key_get, tree_flatten_with_path
 
 from kgen.capture.check_index import check_index
 from kgen.ir import index as ix
@@ -32,6 +32,30 @@ UNBACKED = "unbacked_bindings"
 def is_binding(node: Node) -> bool:
     """Whether sizes or numbers of the node's result have no other definition."""
     return bool(node.meta.get(UNBACKED))
+
+
+def note_bindings(b: Builder, node: Node) -> None:
+    """Notes which sizes and numbers only the results of a higher-order operator define. Torch notes it on calls of operators,
+    not on a mutable operator that it made functional."""
+    if is_binding(node):
+        return
+    found: dict[sympy.Symbol, KeyPath] = {}
+    for path, value in tree_flatten_with_path(node.meta.get("val"))[0]:
+        for size, inside in _sizes_of(value):
+            symbol = size.node.expr
+            if isinstance(symbol, sympy.Symbol) and b.symbols.is_new(symbol):
+                found.setdefault(symbol, (*path, *inside))
+    if found:
+        node.meta[UNBACKED] = found
+
+
+def _sizes_of(value: Any) -> Iterator[tuple[torch.SymInt, KeyPath]]:
+    if isinstance(value, torch.SymInt):
+        yield value, ()
+    elif isinstance(value, torch.Tensor):
+        for dimension, size in enumerate(value.shape):
+            if isinstance(size, torch.SymInt):
+                yield size, (CallMethodKey("size"), SequenceKey(dimension))
 
 
 def _bound(node: Node) -> Iterator[tuple[sympy.Symbol, KeyPath]]:

@@ -240,11 +240,20 @@ def _reached(source: Node, stored: set[Node]) -> dict[Node, None]:
 _QUANTISED = frozenset({torch.qint8, torch.quint8, torch.qint32, torch.quint4x2, torch.quint2x4})
 
 
+_RESIZES = "inductor::resize_storage_bytes_"
+
+
 def makes_quantised(gm: GraphModule) -> bool:
     """Whether a call of the graph makes a tensor of a quantised type. Tracing takes it for a tensor of floats, so nothing that
     is known of it, or of what is computed of it, is true."""
     given = (value for n in gm.graph.nodes if n.op == "call_function" for value in (*n.args, *n.kwargs.values()))
     return any(isinstance(value, torch.dtype) and value in _QUANTISED for value in given)
+
+
+def resizes_storage(gm: GraphModule) -> bool:
+    """Whether a call of the graph frees or makes the memory of a tensor, as sharded training does with weights. Its schema says
+    that it writes nothing, so nothing says which readers have to run before it, and addresses do not stay what they were."""
+    return any(getattr(n.target, "_schema", None) is not None and n.target._schema.name == _RESIZES for n in gm.graph.nodes)
 
 
 # ---- names in the user's modules -----------------------------------------------------------------------------------------

@@ -135,6 +135,10 @@ class SymbolTable:
         found = [self.sympy_of[a] for a in ix.free_atoms(expr) if isinstance(a, Size) and a in self.sympy_of]
         return any(self._known(symbol) is None for symbol in found)
 
+    def is_new(self, symbol: sympy.Symbol) -> bool:
+        """Whether only data decide the symbol's value, and nothing so far has given it."""
+        return self._known(symbol) is None and symbol not in self._measured and symbol not in self.sympy_of.values()
+
     def measure(self, symbol: sympy.Symbol, lo: int) -> Size:
         """The symbol for what a call finds out: as large as it turns out to be. The symbol itself, which has the range that
         torch's checks give it, is derived from it, so that a check reads what was found."""

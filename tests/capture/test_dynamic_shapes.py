@@ -364,3 +364,17 @@ def test_result_keeps_gaps_that_only_run_time_knows() -> None:
     overlapping = torch.randn(40).as_strided((2, 3, 3), (6, 2, 1))
     torch.testing.assert_close(run(overlapping)[0, 1], overlapping[0, 1])  # a guard keeps it from the graph with gaps
     assert stats["stats"]["unique_graphs"] == graphs + 1
+
+
+@pytest.mark.cpu
+@pytest.mark.parametrize("name", ["addmm", "baddbmm"])
+def test_numbers_that_scale_a_matmul_are_symbols(name: str) -> None:
+    """One graph serves all of them. Eager does not read what it would multiply by 0."""
+    lead = (2,) if name == "baddbmm" else ()
+    bias, x, y = torch.randn(*lead, 4, 5), torch.randn(*lead, 4, 3), torch.randn(*lead, 3, 5)
+    function = getattr(torch, name)
+    compiled = torch.compile(function, backend="kgen", fullgraph=True, dynamic=True)
+    for alpha, beta in ((2, 3), (5, 7), (4, 0), (0.5, 2.5)):
+        added = torch.full_like(bias, torch.nan) if beta == 0 else bias
+        wanted = function(added, x, y, alpha=alpha, beta=beta)
+        torch.testing.assert_close(compiled(added, x, y, alpha=alpha, beta=beta), wanted)

@@ -159,6 +159,13 @@ def test_a_batch_of_none() -> None:
 
 
 @pytest.mark.cpu
+def test_no_call_reads_what_is_made_after_it() -> None:
+    """Of two convolutions that are added, either could add the other one, but the first one runs before there is another."""
+    fn, _ = CASES["sum of two"]
+    assert compiled(fn, *given(), layouts="off", verify=True).count(SUM) == 1
+
+
+@pytest.mark.cpu
 def test_it_can_be_forbidden() -> None:
     with kgen.forbid_fused("aten.convolution", "aten.sigmoid"):
         assert ALONE not in compiled(CASES["sigmoid"][0], *given())

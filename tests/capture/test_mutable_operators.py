@@ -1,0 +1,67 @@
+"""Custom operators that write to their arguments: sizes that only their results define, and lists of tensors."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+import torch
+import torch._inductor.config
+from torch import Tensor
+
+pytestmark = pytest.mark.cpu
+
+
+@torch.library.custom_op("kgen_mutable_operators::drain", mutates_args=("counter",))
+def drain(counter: Tensor) -> Tensor:
+    """As many rows as the counter says, which then is 0."""
+    rows = torch.arange(float(counter[0]) * 3).reshape(-1, 3)
+    counter.zero_()
+    return rows
+
+
+@drain.register_fake
+def _(counter: Tensor) -> Tensor:
+    return torch.empty(torch.library.get_ctx().new_dynamic_size(), 3)
+
+
+@torch.library.custom_op("kgen_mutable_operators::scale_all", mutates_args=("parts",))
+def scale_all(parts: list[Tensor], by: float) -> None:
+    for part in parts:
+        part.mul_(by)
+
+
+@pytest.fixture(autouse=True, params=[True, False], ids=["bases", "arguments"])
+def functional_form(request: pytest.FixtureRequest) -> Iterator[None]:
+    """Torch has two functional forms of a mutable operator: with views of base tensors, and with the arguments themselves."""
+    torch._dynamo.reset()
+    with torch._inductor.config.patch(enable_auto_functionalized_v2=request.param):
+        yield
+    torch._dynamo.reset()
+
+
+def check(function: Callable[..., Any], x: Tensor) -> None:
+    wanted, written = x.clone(), x.clone()
+    compiled = torch.compile(function, backend="kgen", fullgraph=True, options={"cache": False, "verify": True})
+    torch.testing.assert_close(compiled(written), function(wanted))
+    torch.testing.assert_close(written, wanted)
+
+
+@pytest.mark.parametrize("count", [3, 0])
+def test_a_mutable_operator_defines_sizes(count: int) -> None:
+    def function(counter: Tensor) -> tuple[Tensor, Tensor]:
+        rows = drain(counter)
+        return rows * 2 + rows.shape[0], counter + 1
+
+    check(function, torch.tensor([count, 7]))
+
+
+def test_a_mutable_operator_writes_a_list() -> None:
+    def function(x: Tensor) -> Tensor:
+        y = x * 2
+        scale_all([y[0], y[1]], 3.0)
+        scale_all([x[1], x[0]], 0.5)
+        return y + x
+
+    check(function, torch.arange(6.0).reshape(2, 3))
