@@ -466,7 +466,7 @@ def split_sums(gm: GraphModule, config: Config) -> GraphModule:
 
 
 def without_sinks(gm: GraphModule, config: Config) -> GraphModule:
-    """The graph with softmaxes of aligned columns where they have one more for a sink, where templates make one kernel of each."""
+    """The graph without the columns of sinks in its softmaxes, where templates make one kernel of each softmax."""
     if config.numerics != "fast" or not _calls(gm, torch.ops.aten.cat.default):
         return gm
     from kgen.capture.sink_column import take_sinks_apart  # noqa: PLC0415  only where something is a softmax

@@ -311,8 +311,8 @@ def convolution_backward(
         wrap = partial(_gradients, b, shape, (gradient, x, weight), transposed)
         return fallback.extern(b, b.current, args, {}, _REASON, wrap)
     made: list[Value] = []
-    wrap = partial(_with_short_image, b, shape, (gradient, x, weight), made)
-    _, *others = fallback.extern(b, b.current, args, {}, _REASON, wrap, skipped=(0,))
+    others_of = partial(_with_short_image, b, shape, (gradient, x, weight), made)
+    _, *others = fallback.extern(b, b.current, args, {}, _REASON, others_of, skipped=(0,))
     return Tensor(tuple(x.sizes), x.dtype, x.device, made[0]), *others
 
 

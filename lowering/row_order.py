@@ -55,7 +55,7 @@ def kthvalue(b: Builder, x: Tensor, k: int, dim: int = -1, keepdim: bool = False
     network = network_of(b, x, dim, False, _reads(b, 1))
     if network is not None:
         value = network.value(k - 1)
-        return _kept(b, value, dim, x.rank, keepdim), _kept(b, _place(network, k - 1), dim, x.rank, keepdim)
+        return _kept(b, value, dim, x.rank, keepdim), _kept(b, _position(network, k - 1), dim, x.rank, keepdim)
     rows = _counted_rows(b, x, dim)
     return _element(b, rows, rows.with_value(vs.const(k - 1, I32), I32), dim, keepdim)
 
@@ -86,12 +86,12 @@ def _sorted_few(b: Builder, x: Tensor, dim: int, descending: bool, stable: bool)
     if network is None:
         return None
     ranks, dim = range(len(network.order)), axis(dim, x.rank)
-    values, places = [network.value(k) for k in ranks], [_place(network, k) for k in ranks]
-    stacked = (network.stacked(b, parts, dim, _is_read_one_by_one(b, k, dim)) for k, parts in enumerate((values, places)))
+    values, positions = [network.value(k) for k in ranks], [_position(network, k) for k in ranks]
+    stacked = (network.stacked(b, parts, dim, _is_read_one_by_one(b, k, dim)) for k, parts in enumerate((values, positions)))
     return next(stacked), next(stacked)
 
 
-def _place(network: Network, rank: int) -> Tensor:
+def _position(network: Network, rank: int) -> Tensor:
     """The position of an element; 0, which nobody reads, where the network does not know it."""
     if network.keys.low:
         return network.position(rank)
@@ -120,8 +120,8 @@ def _is_read_one_by_one(b: Builder, position: int, dim: int) -> bool:
     """Whether each reader takes one place of all rows."""
     readers, rank = _readers(b, position), b.current.meta["val"]
     rank = (rank[position] if isinstance(rank, tuple | list) else rank).dim()
-    selects = (reader.target is torch.ops.aten.select.int and axis(reader.args[1], rank) == dim for reader in readers)
-    return all(selects)
+    taken: list[Any] = [reader.args[1] for reader in readers if reader.target is torch.ops.aten.select.int]
+    return len(taken) == len(readers) and all(axis(one, rank) == dim for one in taken)
 
 
 def _median_of_few(b: Builder, x: Tensor, dim: int, keepdim: bool) -> tuple[Tensor, Tensor] | None:
@@ -130,7 +130,7 @@ def _median_of_few(b: Builder, x: Tensor, dim: int, keepdim: bool) -> tuple[Tens
     if network is None:
         return None
     middle = (len(network.order) - 1) // 2
-    value, place = network.value(middle), _place(network, middle)
+    value, place = network.value(middle), _position(network, middle)
     if x.dtype.is_floating_point:
         nan = network.first_nan()
         some = vs.call("lt", nan.value, vs.const(len(network.order), I32))

@@ -1,5 +1,5 @@
-"""Sorting of rows of a few elements by a network of comparisons, which is arithmetic: it fuses with what makes the rows and with
-what reads them, and of an element that is read alone, such as a median, the comparisons that it does not need are gone.
+"""Sorting of rows of a few elements by a network of comparisons, which is arithmetic: it fuses with what makes the rows and
+with its readers, and of an element that is read alone, such as a median, the comparisons that it does not need are gone.
 
 The network is Batcher's odd-even merge sort (K. E. Batcher, "Sorting networks and their applications", 1968) of the next power
 of two, without the comparators that reach past the row. It compares integers that order as the elements do. Where positions
@@ -9,7 +9,7 @@ that is a negative zero, which orders as the other zero does. A NaN comes after 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial, reduce
 
@@ -20,7 +20,7 @@ from kgen.ir import values as vs
 from kgen.ir.values import Value
 from kgen.lowering.builder import Builder
 from kgen.lowering.concat import chosen, joined
-from kgen.lowering.tensor import Tensor, at, indices, reindex, rounded
+from kgen.lowering.tensor import Tensor, at, indices, rounded
 from kgen.lowering.top_k import RANKED, along_last, rank_of, value_of_rank
 from kgen.lowering.views import axis, unsqueeze
 
@@ -38,7 +38,7 @@ HALVES, SHORTS = (torch.float16, torch.bfloat16), (torch.int8, torch.int16, torc
 
 
 def comparators(length: int) -> Iterator[tuple[int, int]]:
-    """Pairs of places, in order: the smaller element goes to the first one."""
+    """Pairs of ranks, in order: the smaller element goes to the first one."""
     whole = 1 << max(0, length - 1).bit_length()
     part = 1
     while part < whole:

@@ -33,7 +33,7 @@ from torch.fx import GraphModule, Node
 from torch.fx.node import map_arg
 from torch.utils.checkpoint import CheckpointPolicy
 
-from kgen.capture import torch_adapter
+from kgen.capture import rng, torch_adapter
 from kgen.capture.tangents import of_tangents
 from kgen.ir.program import MatrixSizes
 
@@ -50,7 +50,7 @@ IN_ORDER = {aten.view.default, aten.reshape.default, aten._unsafe_view.default, 
 OTHERS = {
     aten.full_like.default, aten.full.default, aten.scalar_tensor.default, aten.zeros_like.default, aten.ones_like.default,
     aten.arange.start_step, aten.arange.start, aten.arange.default, aten.cat.default, aten.constant_pad_nd.default,
-    aten.embedding.default, aten.index.Tensor, aten.gather.default, aten.index_select.default, torch.ops.kgen.rand.default,
+    aten.embedding.default, aten.index.Tensor, aten.gather.default, aten.index_select.default, rng.RAND,
     torch.ops.prims.iota.default,
 }  # fmt: skip
 # Of a log-sum-exp below, log(sum) is lost whole, for the spacing of float32 is 16 there: such a row has been filled with one
@@ -535,7 +535,7 @@ class Factors:
 
 
 def _row_sum(node: Node, contraction: Node, softmax: Softmax) -> tuple[Node, Node, float, list[Scale]] | None:
-    """A gradient g, the result O of a contraction, a factor f and others of whole rows, with ``node = f * sum over v of g O``
+    """A gradient g, the result O of a contraction, a factor f and others for each row, with ``node = f * sum over v of g O``
     times these, see the head of this file."""
     weights, values = _args(contraction)
     if node.kwargs or not _is_last(node):
@@ -562,7 +562,11 @@ def _row_sum(node: Node, contraction: Node, softmax: Softmax) -> tuple[Node, Nod
 
 def _is_of_rows(tensor: Any) -> bool:
     """Whether one of `Factors` has a number for each row, or for several."""
-    if not isinstance(tensor, tuple) or not isinstance(tensor[0], Node) or not isinstance(tensor[0].meta.get("val"), torch.Tensor):
+    if (
+        not isinstance(tensor, tuple)
+        or not isinstance(tensor[0], Node)
+        or not isinstance(tensor[0].meta.get("val"), torch.Tensor)
+    ):
         return False
     sizes = tensor[0].meta["val"].shape
     return len(tensor[1]) > 1 and all(isinstance(size, int) for size in tensor[1]) and (not sizes or sizes[-1] == 1)

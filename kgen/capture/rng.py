@@ -30,7 +30,7 @@ from torch.utils.checkpoint import CheckpointPolicy
 from kgen.capture import torch_adapter
 from kgen.capture.seeds import seeds
 
-__all__ = ["KINDS", "RULES", "replace_random"]
+__all__ = ["KINDS", "RAND", "RULES", "replace_random"]
 
 aten = torch.ops.aten
 
@@ -38,6 +38,7 @@ KINDS = {"rand": torch.float32, "randn": torch.float32, "randbits": torch.int64}
 
 _library = torch.library.Library("kgen", "FRAGMENT")
 _library.define("rand(SymInt[] size, Tensor seeds, int index, str kind, ScalarType dtype) -> Tensor")
+RAND = torch.ops.kgen.rand.default
 
 
 def _fake_rand(size: Sequence[Any], seeds: torch.Tensor, index: int, kind: str, dtype: torch.dtype) -> torch.Tensor:
@@ -148,7 +149,7 @@ class _Writer:
         seeds = self._seeds(value.device)
         index = self.used[value.device]
         self.used[value.device] += 1
-        made = self.call(torch.ops.kgen.rand.default, [sizes[d] for d in order], seeds, index, kind, KINDS[kind])
+        made = self.call(RAND, [sizes[d] for d in order], seeds, index, kind, KINDS[kind])
         if made.meta.get("recompute") is not CheckpointPolicy.MUST_SAVE:
             # the partitioner knows no operators of ours and would save the numbers; recomputing them needs only the seeds
             made.meta["recompute"] = CheckpointPolicy.PREFER_RECOMPUTE

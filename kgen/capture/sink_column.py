@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import math
 import operator
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -36,8 +36,8 @@ CONTRACTIONS = (aten.bmm.default, aten.mm.default)
 
 @dataclass(frozen=True, slots=True)
 class Sink:
-    """A softmax of `joined` columns, which are those of `scores` and one more. `top` and `total` are the maximum and the sum of
-    each row, `lse` its log-sum-exp where somebody reads it, and `read` the slices of `weights` that have the scores' columns."""
+    """A softmax of the columns of `scores` and one more. `top` and `total` are the maximum and the sum of each row, `lse` its
+    log-sum-exp where somebody reads it, and `read` the slices of `weights` that have the scores' columns."""
 
     scores: Node
     column: Node
@@ -69,7 +69,8 @@ def take_sinks_apart(gm: GraphModule, is_worth_it: Callable[[torch.device, Matri
 def _sizes_of(found: Sink, backward: set[Node]) -> MatrixSizes:
     contractions = [_contraction_of(one, backward) for one in found.read]
     kept = [one.meta["val"].shape[-1] for one in contractions if one is not None]
-    return sizes_around(found.scores, kept, contractions[0])
+    [contraction, *_] = [one for one in contractions if one is not None]
+    return sizes_around(found.scores, kept, contraction)
 
 
 # ---- what is looked for ------------------------------------------------------------------------------------------------
@@ -78,13 +79,13 @@ def _sizes_of(found: Sink, backward: set[Node]) -> MatrixSizes:
 def _sink_of(weights: Node, backward: set[Node]) -> Sink | None:
     if not _calls(weights, aten.div.Tensor):
         return None
-    power, total = weights.args
+    power, total = _args(weights)
     if not (_calls(power, aten.exp.default) and _calls(total, aten.sum.dim_IntList) and _is_along_last(total, power)):
         return None
-    [shifted] = power.args
+    [shifted] = _args(power)
     if not _calls(shifted, aten.sub.Tensor):
         return None
-    scores, top = shifted.args
+    scores, top = _args(shifted)
     if not (_calls(top, aten.amax.default) and _is_along_last(top, scores)):
         return None
     return _with_parts(scores, top, total, weights, backward)
@@ -95,7 +96,7 @@ def _with_parts(scores: Node, top: Node, total: Node, weights: Node, backward: s
     if joined is None or scores.meta["val"].dtype is not torch.float32:
         return None
     read = _reads(weights, backward)
-    parts = list(joined.args[0])
+    parts: list[Node] = list(_args(joined)[0])
     kept = next((one for one in parts if one.meta["val"].shape[-1] > 1), None)
     if len(parts) != 2 or kept is None or not read:
         return None
@@ -105,18 +106,17 @@ def _with_parts(scores: Node, top: Node, total: Node, weights: Node, backward: s
     if column.meta["val"].shape[-1] != 1 or any(_columns(one) != (first, first + size) for one in read):
         return None
     lse = _log_sum_exp_of(top, total, weights, backward)
-    return None if lse is False else Sink(kept, column, top, total, weights, read, lse)
+    return None if lse is False else Sink(kept, column, top, total, weights, read, lse if isinstance(lse, Node) else None)
 
 
 def _joined(node: Node) -> Node | None:
     """What is joined along the last axis, behind casts, and behind the subtraction of each row's maximum."""
     while _same(node) or _is_shifted(node):
-        node = node.args[0]  # type: ignore[assignment]
+        node = _args(node)[0]
     if not _calls(node, aten.cat.default):
         return None
-    axis = node.args[1] if len(node.args) > 1 else 0
+    parts, axis = (*_args(node), 0)[:2]
     value = node.meta["val"]
-    parts = node.args[0]
     static = all(isinstance(n, int) for one in parts for n in one.meta["val"].shape)
     return node if static and axis % value.dim() == value.dim() - 1 and value.dtype.is_floating_point else None
 
@@ -125,11 +125,12 @@ def _is_shifted(node: Any) -> bool:
     """Whether a node is ``x - max(x)``, of each row."""
     if not _calls(node, aten.sub.Tensor):
         return False
-    x, top = node.args
+    x, top = _args(node)
     if not isinstance(top, Node) or top.kwargs:
         return False
-    if top.target is operator.getitem and top.args[1] == 0 and top.args[0].target is aten.max.dim:
-        return _is_along_last(top.args[0], x)
+    if top.target is operator.getitem:
+        both, position = _args(top)
+        return position == 0 and both.target is aten.max.dim and _is_along_last(both, x)
     return top.target is aten.amax.default and _is_along_last(top, x)
 
 
@@ -165,11 +166,11 @@ def _moves(node: Node) -> bool:
     return node.target in SAME or bool(getattr(node.target, "is_view", False)) or node.target is aten._unsafe_view.default
 
 
-def _log_sum_exp_of(top: Node, total: Node, weights: Node, backward: set[Node]) -> Node | None | bool:
+def _log_sum_exp_of(top: Node, total: Node, weights: Node, backward: set[Node]) -> Node | bool | None:
     """Who else reads the rows' maxima and sums: a log-sum-exp, nobody (None), or something else (False)."""
     logs = [user for user in total.users if user is not weights]
     if not logs:
-        return None if all(user.target is aten.sub.Tensor for user in top.users) else False
+        return all(user.target is aten.sub.Tensor for user in top.users)
     if len(logs) != 1 or not _calls(logs[0], aten.log.default) or len(logs[0].users) != 1:
         return False
     [added] = logs[0].users
@@ -178,7 +179,7 @@ def _log_sum_exp_of(top: Node, total: Node, weights: Node, backward: set[Node]) 
     [guarded] = added.users
     if not _calls(guarded, aten.where.self) or guarded.args[1:] != (top, added):
         return False
-    asked = guarded.args[0]
+    asked: Any = guarded.args[0]
     if not _calls(asked, aten.isinf.default) or asked.args != (top,) or len(asked.users) != 1:
         return False
     rest = [user for user in top.users if user not in (added, guarded, asked)]
@@ -187,13 +188,19 @@ def _log_sum_exp_of(top: Node, total: Node, weights: Node, backward: set[Node]) 
 
 def _columns(node: Node) -> tuple[int, int] | None:
     """The run of the last axis that a slice has."""
-    source, axis, begin, end, step = (*node.args, *(0, None, None, 1)[len(node.args) - 1 :])
+    source, *rest = _args(node)
+    given: list[Any] = [*rest, *(0, None, None, 1)[len(rest) :]]
+    axis, begin, end, step = given
     value = source.meta["val"]
     size = value.shape[-1]
     if step != 1 or axis % value.dim() != value.dim() - 1:
         return None
     first, last = (min(size, max(0, n + size if n < 0 else n)) for n in (begin or 0, size if end is None else end))
     return first, last
+
+
+def _args(node: Node) -> tuple[Any, ...]:
+    return node.args
 
 
 def _calls(value: Any, target: Any) -> bool:
@@ -208,7 +215,7 @@ def _same(node: Any) -> bool:
 
 def _is_along_last(reduction: Node, of: Any) -> bool:
     """Whether a reduction goes along the last axis of a node and keeps it."""
-    source, axes, keep = (*reduction.args, None, None)[:3]
+    source, axes, keep = (*_args(reduction), None, None)[:3]
     rank = source.meta["val"].dim()
     axes = [axes] if isinstance(axes, int) else axes or ()
     return source is of and keep is True and rank > 1 and [axis % rank for axis in axes] == [rank - 1]

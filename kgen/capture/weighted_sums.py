@@ -84,7 +84,8 @@ def _sizes(node: Node, side: int, terms: Sequence[Term]) -> Iterator[MatrixSizes
 def _scores_of(softmax: Node) -> Node:
     *_, weights = softmax.all_input_nodes if softmax.target is aten.where.self else (softmax,)
     power: Any = weights.args[0]
-    return power.args[0].args[0]
+    scores: Node = power.args[0].args[0]
+    return scores
 
 
 def _terms(term: Term) -> list[Term]:
@@ -147,7 +148,7 @@ def _keeps_matrices(node: Node) -> bool:
     rank = len(after)
     axes: Any = node.args[1:] if node.target is aten.transpose.int else node.args[1] if len(node.args) > 1 else (0, 1)
     axes = [axis % rank for axis in axes]
-    return sorted(axes) == [rank - 2, rank - 1] or axes[:-2] == list(range(rank - 2)) and len(axes) == rank
+    return sorted(axes) == [rank - 2, rank - 1] or (axes[:-2] == list(range(rank - 2)) and len(axes) == rank)
 
 
 def _is_largest(operand: Node, contraction: Node) -> bool:
@@ -169,13 +170,15 @@ def _is_floating(node: Node) -> bool:
 
 def _is_softmax(node: Node) -> bool:
     """Whether a node divides exponentials by their sum, but for rows that are to have no weights."""
-    if node.target is aten.where.self and all(isinstance(one, Node) for one in node.args):
-        none, zero, weights = node.args
+    args: tuple[Any, ...] = node.args
+    if node.target is aten.where.self and all(isinstance(one, Node) for one in args):
+        none, zero, weights = args
         asked = none.target is aten.logical_not.default and none.args[0].target is aten.any.dim
-        return asked and zero.target in (aten.full.default, aten.full_like.default) and zero.args[1] == 0 and _is_softmax(weights)
+        is_zero = zero.target in (aten.full.default, aten.full_like.default) and zero.args[1] == 0
+        return asked and is_zero and _is_softmax(weights)
     if node.target is not aten.div.Tensor or node.kwargs:
         return False
-    power, total = node.args
+    power, total = args
     sums = isinstance(total, Node) and total.target is aten.sum.dim_IntList and total.args[0] is power
     powers = sums and isinstance(power, Node) and power.target is aten.exp.default
     return powers and isinstance(power.args[0], Node) and power.args[0].target is aten.sub.Tensor

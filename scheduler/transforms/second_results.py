@@ -156,7 +156,7 @@ def _is_of(form: LogSumExp, rows: Rows, reader: Reader) -> bool:
 
 
 def _mapping(index: Sequence[Expr], wanted: Sequence[Expr]) -> dict[Atom, Expr] | None:
-    """The loops of an index in terms of others: one for each dimension, or one that goes through several as another one does."""
+    """The loops of an index in terms of others: one for each dimension, or one for several where both go through them so."""
     if len(index) != len(wanted):
         return None
     mapping: dict[Atom, Expr] = {}

@@ -1,4 +1,4 @@
-"""A softmax with one column more than are multiplied becomes one of aligned columns, and a number for each row of the result."""
+"""A softmax with one column more than are multiplied becomes one without it, and a number for each row of the result."""
 
 from __future__ import annotations
 

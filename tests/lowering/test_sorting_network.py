@@ -1,4 +1,4 @@
-"""Rows of a few elements that are sorted by a network of comparisons: right for all types, and one kernel with what is around."""
+"""Rows of a few elements that are sorted by a network: right for all types, in one kernel with what is around."""
 
 from __future__ import annotations
 
@@ -78,7 +78,9 @@ def test_rows_are_sorted_as_eager_does(dtype: torch.dtype, length: int) -> None:
 def test_signs_of_zeros_stay_where_positions_are_read(dtype: torch.dtype) -> None:
     x = rows_of(dtype, 5)
     torch._dynamo.reset()
-    got, _ = torch.compile(lambda x: torch.sort(x, stable=True), backend="kgen", options={"top_k": "kernels", "cache": False})(x)
+    got, _ = torch.compile(lambda x: torch.sort(x, stable=True), backend="kgen", options={"top_k": "kernels", "cache": False})(
+        x
+    )
     assert torch.equal(torch.signbit(got[3]), torch.signbit(x[3]))
 
 

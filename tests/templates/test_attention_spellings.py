@@ -45,7 +45,15 @@ def row(name: str, dtype: torch.dtype, length: int) -> Row:
 @pytest.mark.cpu
 def test_some_spellings_are_right() -> None:
     """Those of which no template's own tests have the form."""
-    names = ("differential", "learned differential", "sink", "grouped heads", "learned causal bias", "learned slopes", "learned buckets")
+    names = (
+        "differential",
+        "learned differential",
+        "sink",
+        "grouped heads",
+        "learned causal bias",
+        "learned slopes",
+        "learned buckets",
+    )
     failures = run_rows([row(name, torch.float32, LENGTH) for name in names], only=CPU)
     assert not failures, report(failures)
 
