@@ -29,9 +29,9 @@ from kgen.verdict import FusionDemand, OperatorCall, Outcome, Reason, Verdict
 SEARCH_LIMIT = 256
 # Pairs of accesses tried before equal loops are joined as they are, or two groups count as not alignable.
 MAX_ALIGNMENTS = 12
-# A buffer with more readers than this pairs with the first ones only; with more than this, it takes no part in horizontal
-# fusion, for which readers are put in order each time: rows sorted by a network have two for each element.
-MAX_READERS, MAX_IN_ORDER = 32, 96
+# A buffer with more readers than this pairs with the first ones only, and takes no part in horizontal fusion, but for readers
+# that make parts of one buffer, such as the elements of rows that are sorted by a network.
+MAX_READERS = 32
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,9 +104,15 @@ class Fuser:
                 continue
             if producer is not None:
                 self._push(producer, group, buffer)
-            if group.serial in readers and len(readers) <= MAX_IN_ORDER:
+            if group.serial in readers and (len(readers) <= MAX_READERS or self._parts_of(group)):
                 for adjacent in _adjacent(group, readers.values()):
-                    self._push_in_order(group, adjacent, buffer)
+                    if len(readers) <= MAX_READERS or self._parts_of(group) & self._parts_of(adjacent):
+                        self._push_in_order(group, adjacent, buffer)
+
+    def _parts_of(self, group: Group) -> set[str]:
+        """The buffers of which a group makes parts."""
+        made = (self.graph.buffers[name] for name in group.members.made if name in self.graph.buffers)
+        return {one.alias_of for one in made if one.is_part and one.alias_of is not None}
 
     def _push_in_order(self, a: Group, b: Group, buffer: str) -> None:
         """`_push` for groups of which it is not known which one feeds the other."""
@@ -427,7 +433,7 @@ class Fuser:
     def _push_adjacent(self, leaves: Group, buffer: str) -> None:
         """Queues the readers that are next to each other once one between them is part of another group."""
         readers = self.readers[buffer]
-        if leaves.serial in readers and len(readers) <= MAX_IN_ORDER:
+        if leaves.serial in readers and len(readers) <= MAX_READERS:
             around = _adjacent(leaves, readers.values())
             if len(around) == 2:
                 self._push_in_order(around[0], around[1], buffer)

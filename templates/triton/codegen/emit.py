@@ -18,7 +18,7 @@ from kgen.ir.plan import Statement, Tiling
 from kgen.ir.values import Value
 from kgen.templates.triton.codegen.adjacent import runs_of_stores, side_by_side
 from kgen.templates.triton.codegen.online_softmax import Rescaled, rescaled_sums
-from kgen.templates.triton.codegen.point import Axes, PointEmitter, Scope
+from kgen.templates.triton.codegen.point import NARROW_INDEX, Axes, PointEmitter, Scope
 from kgen.templates.triton.codegen.precision import exact_values
 from kgen.templates.triton.codegen.rng_blocks import of_adjacent
 from kgen.templates.triton.codegen.table import NO_INDEX, REDUCE, SCAN, TRITON_TYPES, literal
@@ -249,12 +249,17 @@ class Emitter(PointEmitter):
             return name
         return f"tl.where(in_r, {name}, {literal(ops.identity(s.op, s.value.dtype), s.value.dtype)})"
 
-    def _position(self, s: Statement) -> str:
+    def _place_type(self, s: Statement) -> str:
+        """Of positions: as many registers as their numbers take, or two."""
+        assert s.rank is not None
+        return "int32" if s.rank.bounds()[1] < NARROW_INDEX else "int64"
+
+    def _position(self, s: Statement, kind: str = "int64") -> str:
         assert s.rank is not None
         atom = s.rank.atom()
         # what another kernel has counted is no index into memory: there is nothing to check
         position = self.emit(atom.value) if isinstance(atom, ix.Indirect) else self.text(s.rank)
-        return f"tl.broadcast_to({position}, {self._shape(self.level)}).to(tl.int64)"
+        return f"tl.broadcast_to({position}, {self._shape(self.level)}).to(tl.{kind})"
 
     def _reduce_tile(self, s: Statement) -> list[tuple[Statement, list[str]]]:
         """A full row is in registers: fold it at once, unless that has been done."""
@@ -264,7 +269,7 @@ class Emitter(PointEmitter):
             return []
         tile = self._bind("tile", self._kept(self._tile(s.value), s))
         if s.op in PAIRS:
-            self._finish_pair(s, tile, self._position(s))
+            self._finish_pair(s, tile, self._position(s, self._place_type(s)))
         elif s.op == "welford":
             count = literal(1.0, s.value.dtype) + f" * ({self.text(ix.product(v.extent for v in self.kernel.inner))})"
             mean = self._bind("mean", f"tl.sum({tile}, 1)[:, None] / ({count})")
@@ -285,7 +290,8 @@ class Emitter(PointEmitter):
     def _finish_pair(self, s: Statement, tile: str, position: str) -> None:
         best, place = self._fresh("best"), self._fresh("place")
         self._line(f"{best}, {place} = {REDUCE[s.op].across.format(tile, position, axis=1)}")
-        self._results(s, [f"{best}[:, None]", f"{place}[:, None]"])
+        wide = "" if self._place_type(s) == "int64" else ".to(tl.int64)"
+        self._results(s, [f"{best}[:, None]", f"{place}[:, None]{wide}"])
 
     def _accumulate(self, s: Statement, section: Section) -> list[str]:
         """Steps of accumulators that are tiles; names of the accumulators."""
@@ -299,10 +305,10 @@ class Emitter(PointEmitter):
         acc = self._fresh("acc")
         section.before.append(f"{acc} = tl.full({shape}, {start}, {dtype})")
         if s.op in PAIRS:
-            place = self._fresh("place")
-            section.before.append(f"{place} = tl.full({shape}, {NO_INDEX}, tl.int64)")
+            place, kind = self._fresh("place"), self._place_type(s)
+            section.before.append(f"{place} = tl.full({shape}, {NO_INDEX[kind]}, tl.{kind})")
             best, at = self._fresh("best"), self._fresh("at")
-            self._line(f"{best}, {at} = {REDUCE[s.op].step.format(acc, place, value, self._position(s))}")
+            self._line(f"{best}, {at} = {REDUCE[s.op].step.format(acc, place, value, self._position(s, kind))}")
             keep = ("tl.where(in_r, {}, {})" if masked else "{}").format
             self._line(f"{acc} = {keep(best, acc)}")
             self._line(f"{place} = {keep(at, place)}")
