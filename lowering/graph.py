@@ -531,9 +531,11 @@ def is_nested_int(value: Any) -> bool:
 
 
 def _part(node: Node, position: int) -> Node:
-    """The node that takes one of several results, if one alone does: who reads the others does not read this one."""
+    """The node that takes one of several results, if one alone does, and its readers take a part of that: who reads the other
+    results does not read this one."""
     found = [user for user in node.users if user.target is operator.getitem and user.args[1] == position]
-    return found[0] if len(found) == 1 else node
+    alone = len(found) == 1 and all(_elements(reader) < _elements(found[0]) for reader in found[0].users)
+    return found[0] if alone else node
 
 
 def meta_value(node: Node) -> Any:
