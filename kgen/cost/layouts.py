@@ -47,8 +47,9 @@ def has_whole_loads(channels: int, dtype: torch.dtype) -> bool:
 
 
 def is_along_one(weight: torch.Tensor) -> bool:
-    """Whether filters have several taps, along one dimension. cuDNN has no fast depthwise kernels of such: the gradient of 2048 filters
-    of 4 taps took it 780 us with channels last, with copies of its own, and torch's kernel 200 (H200, bench.gpu_convs)."""
+    """Whether filters have several taps, along one dimension. cuDNN has no fast depthwise kernels of such: the gradient of 2048
+    filters of 4 taps took it 780 us with channels last, with copies of its own, and torch's kernel 200 (H200,
+    bench.gpu_convs)."""
     return sum(size > 1 for size in weight.shape[2:]) == 1
 
 
