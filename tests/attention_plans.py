@@ -18,6 +18,7 @@ from kgen.capture.higher_order import expand
 
 from kgen.capture.rng import replace_random  # isort: skip  it defines an operator that the other one names
 from kgen.capture.recompute_scores import recompute_scores
+from kgen.capture.sink_column import take_sinks_apart
 from kgen.capture.weighted_sums import split_weighted_sums
 from kgen.ir.plan import Schedule
 from kgen.only import Only
@@ -30,7 +31,12 @@ CPU = Only("cpp_attention", lambda configs: configs[0], also=tuple(f"cpp_attenti
 
 def before_split(whole: GraphModule) -> GraphModule:
     """The graph of forward and backward, with the rewrites for attention."""
-    return recompute_scores(split_weighted_sums(replace_random(whole), lambda _: True), lambda *_: True)
+    whole = recompute_scores(split_weighted_sums(replace_random(whole), _yes), _yes)
+    return split_weighted_sums(take_sinks_apart(whole, _yes), _yes)
+
+
+def _yes(*_: object) -> bool:
+    return True
 
 
 def training_plans(
