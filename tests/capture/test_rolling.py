@@ -13,7 +13,7 @@ from torch._dynamo.backends.debugging import aot_eager
 from torch.fx import GraphModule
 
 import kgen
-from kgen.capture import torch_adapter
+from kgen.capture import rolling, torch_adapter
 from kgen.capture.batching import batch_repeats
 from kgen.capture.rolling import roll_repeats
 from kgen.counters import counters
@@ -433,6 +433,33 @@ def test_short_loops() -> None:
     found = same(rnn, *tensors(*RNN), gradients=False, least=512)
     assert not found.loops
     assert f"{T} iterations" in found.refusals(Reason.SHORT_LOOP)
+
+
+def poles(x: Tensor, v: Tensor) -> Tensor:
+    for _ in range(24):
+        force = torch.where(x > 0, -x.sin(), x.cos() * 0.5)
+        v = (v + 0.02 * force - 0.01 * v.abs() * v).clamp(-3, 3)
+        x = x + 0.02 * v * torch.tanh(v)
+        x = torch.where(x.abs() > 2.4, x * 0.05, x)
+    return x + v
+
+
+def with_a_sum(x: Tensor, v: Tensor) -> Tensor:
+    for _ in range(24):
+        force = torch.where(x > 0, -x.sin(), x.cos() * 0.5)
+        v = (v + 0.02 * force - 0.01 * v.abs() * v).clamp(-3, 3)
+        x = x + 0.02 * v * torch.tanh(v) * x.square().mean()
+        x = torch.where(x.abs() > 2.4, x * 0.05, x)
+    return x + v
+
+
+@pytest.mark.parametrize(("fn", "loops"), [(poles, 0), (with_a_sum, 1)])
+def test_a_few_iterations_of_points(fn: Callable[..., Tensor], loops: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """On a GPU they are one kernel unrolled, which keeps what they carry in registers."""
+    monkeypatch.setattr(rolling, "LEAST_NODES", 300)
+    assert same(fn, *tensors((33,), (33,)), gradients=False, least=300).loops == 1
+    monkeypatch.setattr(rolling, "UNROLLED_ON", {"cpu"})
+    assert same(fn, *tensors((33,), (33,)), gradients=False, least=300).loops == loops
 
 
 # ---- through kgen ------------------------------------------------------------------------------------------------------
