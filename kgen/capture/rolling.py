@@ -38,7 +38,7 @@ __all__ = ["LEAST_NODES", "depended_on", "free_steps", "leaves", "renumbered", "
 # A loop of fewer operators compiles fast enough as it is, and runs without a call an iteration.
 LEAST_NODES = 512
 # The same, on these devices, of up to so many iterations that work on points of one space alone: unrolled they are a kernel,
-# which keeps in registers what iterations carry. As a loop 16 steps of cart poles took 256 us, and Inductor's kernels 33 (H200).
+# which keeps in registers what iterations carry. 16 steps of cart poles took 256 us as a loop, and Inductor 33 (H200).
 # A CPU's compiler takes ten seconds for them, and the loop is as fast.
 UNROLLED_ON, LEAST_OF_POINTS, FEW_ITERATIONS = frozenset({"cuda"}), 1024, 32
 OF_POINTS = frozenset(

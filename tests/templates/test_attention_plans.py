@@ -29,7 +29,7 @@ from tests.templates.triton.test_triton_attention import edges_of, problem_of
 LENGTH, HEAD = 96, 16
 # Kernels of forward and of backward on a GPU, where templates take both: backward has one for values, one for queries and keys,
 # and the sums of rows. Gradients of heads that share keys are added up in one more, and so are those of a sink, whose share of
-# each row is taken off in a kernel of forward; a table has two more. On CPUs no launch is saved: queries and keys have one each.
+# each row is taken off in a kernel of forward; a table has two more. On CPUs no launch is saved: both have one each.
 TAKEN = {
     "GPT-2": (1, 3), "BERT": (1, 3), "ALiBi": (1, 3), "softcap": (1, 3), "sliding window": (1, 3), "prefix": (1, 3),
     "documents": (1, 3), "grouped heads": (1, 4), "sink": (2, 4), "T5": (1, 5),
