@@ -556,8 +556,10 @@ def _short_steps(kernel: Kernel, touches: list[Touch], across: bool, sizes: Size
     if not _waits_for_arithmetic(kernel, touches, sizes):
         return None
     r = next(step for step in (*SHORT_STEPS, 1) if SHORTEST_WASTE * (-length % step) <= length)
-    x = SHORT_STEP_POINTS // r
-    return Blocks(x=x, r=r, warps=THREADS // 32) if rows >= x * gpu.compute_units * PROGRAMS_OF_STEPS else None
+    x, least = SHORT_STEP_POINTS // r, gpu.compute_units * PROGRAMS_OF_STEPS
+    while 2 * power_of_two(length) >= 3 * length and x * r > THREADS and rows < x * least:
+        x //= 2  # where a third of the points or more would be past the end, a row for each thread is better than that
+    return Blocks(x=x, r=r, warps=THREADS // 32) if rows >= x * least or (x * r == THREADS and 2 * rows >= x * least) else None
 
 
 def _waits_for_arithmetic(kernel: Kernel, touches: list[Touch], sizes: Sizes) -> bool:

@@ -47,6 +47,14 @@ def test_pairs() -> None:
     assert (tiling.blocks.x, tiling.blocks.r, tiling.persistent) == (128, 8, False)
 
 
+def test_a_row_for_each_thread() -> None:
+    """65 points would leave 63 of 128 lanes idle; of fewer rows each thread has one, not eight."""
+    tiling = tiled(pairs, (2048, 100), (2048, 65))
+    assert (tiling.blocks.x, tiling.blocks.r, tiling.persistent) == (128, 1, False)
+    assert tiled(pairs, (2048, 400), (2048, 65)).blocks.x == 256
+    assert tiled(pairs, (200, 100), (200, 65)).persistent
+
+
 def test_short_columns() -> None:
     tiling = tiled(columns, (100_000, 9, 8), (100_000, 9))
     assert (tiling.blocks.x, tiling.blocks.r, tiling.persistent) == (256, 1, False)
