@@ -547,7 +547,11 @@ def _by_element(problem: Problem, config: Config) -> float:
     total = 0.0
     for one, seconds_each in _costly(problem, _uniform(problem, config)):
         pairs = zip(_blocks(problem, one), one.axes, strict=True)
-        lengths = [min(config.get(block, 1), problem.size(axis)) for block, axis in pairs]
+        gathered = one.load is None and problem.reads_window(one)  # with an address for each place, past the end as well
+        lengths = [
+            config.get(block, 1) if gathered and axis == "k" else min(config.get(block, 1), problem.size(axis))
+            for block, axis in pairs
+        ]
         total += math.prod(lengths) * seconds_each * _unsteadiness(problem, one, config)
     return total
 
