@@ -52,7 +52,7 @@ def msort(b: Builder, x: Tensor) -> Tensor:
 
 
 def kthvalue(b: Builder, x: Tensor, k: int, dim: int = -1, keepdim: bool = False) -> tuple[Tensor, Tensor]:
-    network = network_of(b, x, dim, False, _reads(b, 1))
+    network = network_of(b, x, dim, False, _reads(b, 1)) if isinstance(k, int) else None
     if network is not None:
         value = network.value(k - 1)
         return _kept(b, value, dim, x.rank, keepdim), _kept(b, _position(network, k - 1), dim, x.rank, keepdim)
