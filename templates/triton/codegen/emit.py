@@ -21,7 +21,7 @@ from kgen.templates.triton.codegen.online_softmax import Rescaled, rescaled_sums
 from kgen.templates.triton.codegen.point import NARROW_INDEX, Axes, PointEmitter, Scope
 from kgen.templates.triton.codegen.precision import exact_values
 from kgen.templates.triton.codegen.rng_blocks import of_adjacent
-from kgen.templates.triton.codegen.table import NO_INDEX, REDUCE, SCAN, TRITON_TYPES, literal
+from kgen.templates.triton.codegen.table import NO_INDEX, NO_NARROW_INDEX, REDUCE, SCAN, TRITON_TYPES, literal
 
 PAIRS = ("argmax", "argmin")
 # Columns that share a running maximum, or a number that they all load: as many as a thread loads of 16-bit numbers at once.
@@ -306,7 +306,8 @@ class Emitter(PointEmitter):
         section.before.append(f"{acc} = tl.full({shape}, {start}, {dtype})")
         if s.op in PAIRS:
             place, kind = self._fresh("place"), self._place_type(s)
-            section.before.append(f"{place} = tl.full({shape}, {NO_INDEX[kind]}, tl.{kind})")
+            nothing = NO_INDEX if kind == "int64" else NO_NARROW_INDEX
+            section.before.append(f"{place} = tl.full({shape}, {nothing}, tl.{kind})")
             best, at = self._fresh("best"), self._fresh("at")
             self._line(f"{best}, {at} = {REDUCE[s.op].step.format(acc, place, value, self._position(s, kind))}")
             keep = ("tl.where(in_r, {}, {})" if masked else "{}").format

@@ -170,8 +170,8 @@ REDUCE: dict[str, Fold] = {
     ),
 }
 
-# The index, by its type, of a state of argmax or argmin that has seen nothing: it loses against every other.
-NO_INDEX = {"int32": 2**31 - 1, "int64": 2**63 - 1}
+# The index, of type int64 or int32, of a state of argmax or argmin that has seen nothing: it loses against every other.
+NO_INDEX, NO_NARROW_INDEX = 2**63 - 1, 2**31 - 1
 
 
 class Prefixes(NamedTuple):
