@@ -94,7 +94,7 @@ class Keys:
             return vs.cast(rank, element)
         if not self.low:
             return value_of_rank(rank)
-        number = value_of_rank(vs.call("bitor", rank, vs.const(0, I32)))
+        number = value_of_rank(rank)
         if element in HALVES:
             bits = vs.call("bitand", vs.bitcast(number, I32), vs.const(-1 << self.low, I32))
             number = vs.bitcast(bits, torch.float32)
@@ -169,5 +169,5 @@ def _keys(dtype: torch.dtype, descending: bool, positions: bool) -> Keys | None:
     if dtype in HALVES:
         return Keys(I32, LOW_OF_HALF, descending)
     if dtype in SHORTS:
-        return Keys(I32, LOW_OF_SHORT - 1, descending)
+        return Keys(I32, LOW_OF_SHORT, descending)
     return Keys(I64, LOW_OF_WORD, descending) if dtype in RANKED else None

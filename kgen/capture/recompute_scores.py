@@ -37,7 +37,7 @@ from kgen.capture import rng, torch_adapter
 from kgen.capture.tangents import of_tangents
 from kgen.ir.program import MatrixSizes
 
-__all__ = ["recompute_scores", "sizes_around"]
+__all__ = ["SAME", "Calls", "Softmax", "calls", "columns_of", "recompute_scores", "sizes_around", "softmax_in"]
 
 aten = torch.ops.aten
 
@@ -122,19 +122,29 @@ def _attention_of(node: Node, backward: set[Node]) -> Attention | None:
 
 def _softmax_of(node: Node) -> Softmax | None:
     """The softmax whose weights a node is; None where its parts are read by others, which would need them again."""
-    if not _calls(node, aten.div.Tensor):
+    found = softmax_in(node)
+    if found is None:
         return None
     power, total = _args(node)
-    if not _calls(power, aten.exp.default) or not _calls(total, aten.sum.dim_IntList):
+    [shifted] = _args(power)
+    alone = set(power.users) == {total, node} and set(total.users) == {node} and set(shifted.users) == {power}
+    return found if alone and _fits(found.scores) else None
+
+
+def softmax_in(node: Node) -> Softmax | None:
+    """The softmax along the last axis whose weights a node is, whoever reads its parts."""
+    if not calls(node, aten.div.Tensor):
+        return None
+    power, total = _args(node)
+    if not calls(power, aten.exp.default) or not calls(total, aten.sum.dim_IntList):
         return None
     [shifted] = _args(power)
-    if not _calls(shifted, aten.sub.Tensor):
+    if not calls(shifted, aten.sub.Tensor):
         return None
     scores, top = _args(shifted)
-    if not _calls(top, aten.amax.default) or not _is_sum_of(total, power) or not _is_sum_of(top, scores):
+    if not calls(top, aten.amax.default) or not _is_sum_of(total, power) or not _is_sum_of(top, scores):
         return None
-    alone = set(power.users) == {total, node} and set(total.users) == {node} and set(shifted.users) == {power}
-    return Softmax(scores, top, total, node) if alone and _fits(scores) else None
+    return Softmax(scores, top, total, node)
 
 
 def _fits(scores: Node) -> bool:
@@ -147,7 +157,7 @@ def _args(node: Node) -> tuple[Any, ...]:
     return node.args
 
 
-def _calls(value: Any, target: Any) -> bool:
+def calls(value: Any, target: Any) -> bool:
     """Whether a value is a plain call of an operator."""
     return isinstance(value, Node) and value.target is target and not value.kwargs
 
@@ -173,7 +183,7 @@ def _followed(softmax: Softmax, backward: set[Node]) -> Attention | None:
                 continue
             if _is_contraction(user):
                 contractions[user] = None
-            elif _is_elementwise(user) and (_elements(user) >= _elements(node) or _columns_of(user) is not None):
+            elif _is_elementwise(user) and (_elements(user) >= _elements(node) or columns_of(user) is not None):
                 after[user] = None
                 waiting.append(user)
             else:
@@ -286,11 +296,34 @@ def _is_static(node: Node) -> bool:
 # ---- the rewrite -------------------------------------------------------------------------------------------------------
 
 
-class _Rewrite:
+class Calls:
+    """Writes calls into a graph, with the notes of one node."""
+
+    def __init__(self, graph: torch.fx.Graph, like: Node) -> None:
+        self.graph = graph
+        self._like = like
+
+    def _call(self, target: Any, *args: Any, **kwargs: Any) -> Node:
+        made = self.graph.call_function(target, args, kwargs)
+        like = self._like.meta
+        made.meta = {k: v for k, v in like.items() if k not in ("val", "tensor_meta", "eager_input_vals", "recompute")}
+        made.meta["val"] = torch_adapter.fake_result(made)
+        return made
+
+    def _cast(self, node: Node, dtype: torch.dtype) -> Node:
+        return node if node.meta["val"].dtype is dtype else self._call(aten._to_copy.default, node, dtype=dtype)
+
+    def _log_sum_exp_of(self, top: Node, total: Node) -> Node:
+        """Of each row; of one that is infinite as a whole, its maximum."""
+        made = self._call(aten.add.Tensor, top, self._call(aten.log.default, total))
+        return self._call(aten.where.self, self._call(aten.isinf.default, top), top, made)
+
+
+class _Rewrite(Calls):
     """Changes what backward reads of one softmax."""
 
     def __init__(self, gm: GraphModule, found: Attention, backward: set[Node]) -> None:
-        self.graph = gm.graph
+        super().__init__(gm.graph, found.softmax.weights)
         self.found = found
         self.softmax = found.softmax
         self.backward = backward
@@ -308,7 +341,7 @@ class _Rewrite:
         self._recompute(lse)
         self._mark()
         for node in [one for one in self.graph.nodes if one in self.backward]:
-            columns = _columns_of(node)
+            columns = columns_of(node)
             if columns is not None and columns[0].meta["val"].shape[-1] == self.softmax.scores.meta["val"].shape[-1]:
                 self._replace_columns(node, *columns)
 
@@ -360,19 +393,9 @@ class _Rewrite:
             _recomputed(node)
         return made
 
-    def _call(self, target: Any, *args: Any, **kwargs: Any) -> Node:
-        made = self.graph.call_function(target, args, kwargs)
-        like = self.softmax.weights.meta
-        made.meta = {k: v for k, v in like.items() if k not in ("val", "tensor_meta", "eager_input_vals", "recompute")}
-        made.meta["val"] = torch_adapter.fake_result(made)
-        return made
-
     def _log_sum_exp(self) -> Node:
-        """Of each row; of one that is infinite as a whole, its maximum."""
-        top, total = self.softmax.top, self.softmax.total
         with self.graph.inserting_before(self.softmax.weights):
-            made = self._call(aten.add.Tensor, top, self._call(aten.log.default, total))
-            lse = self._call(aten.where.self, self._call(aten.isinf.default, top), top, made)
+            lse = self._log_sum_exp_of(self.softmax.top, self.softmax.total)
         lse.meta["recompute"] = CheckpointPolicy.MUST_SAVE
         return lse
 
@@ -481,7 +504,7 @@ class _Rewrite:
             ends.append(ends[-1] + part.meta["val"].shape[-1])
             if (*ends[-2:],) == columns:
                 return part
-        if _calls(node, aten.constant_pad_nd.default) and len(_args(node)[1]) == 2:
+        if calls(node, aten.constant_pad_nd.default) and len(_args(node)[1]) == 2:
             inner, (before, _), _ = _args(node)
             if columns == (before, before + inner.meta["val"].shape[-1]):
                 return inner
@@ -494,20 +517,17 @@ class _Rewrite:
             return self._call(node.target, *map_arg(node.args, lambda one: own.get(one, one)), **node.kwargs)
         return self._call(aten.slice.Tensor, node, node.meta["val"].dim() - 1, first, last)
 
-    def _cast(self, node: Node, dtype: torch.dtype) -> Node:
-        return node if node.meta["val"].dtype is dtype else self._call(aten._to_copy.default, node, dtype=dtype)
-
 
 def _asks_for_scores(node: Node, scores: Node) -> bool:
     """Whether a node is ``any(scores != -inf)`` along the last axis."""
-    if not _calls(node, aten.any.dim):
+    if not calls(node, aten.any.dim):
         return False
     inside, axis, keep = (*_args(node), None)[:3]
-    negated = _calls(inside, aten.logical_not.default)
+    negated = calls(inside, aten.logical_not.default)
     compared = inside.args[0] if negated else inside
     wanted = aten.eq.Scalar if negated else aten.ne.Scalar
     is_last = keep is True and axis in (-1, scores.meta["val"].dim() - 1)
-    return is_last and _calls(compared, wanted) and compared.args == (scores, -math.inf)
+    return is_last and calls(compared, wanted) and compared.args == (scores, -math.inf)
 
 
 def _recomputed(node: Node) -> None:
@@ -552,7 +572,7 @@ def _row_sum(node: Node, contraction: Node, softmax: Softmax) -> tuple[Node, Nod
     scales = [one for one in rest if _is_of_rows(one)]
     rest = [one for one in rest if not _is_of_rows(one)]
     rows = _elements(softmax.scores) // size
-    if len(rest) != 1 or not _calls(rest[0], contraction.target) or {_elements(rest[0]), _elements(weights)} != {rows * kept}:
+    if len(rest) != 1 or not calls(rest[0], contraction.target) or {_elements(rest[0]), _elements(weights)} != {rows * kept}:
         return None
     gradient, turned = _args(rest[0])
     if not _exchanges_last(turned) or turned.args[0] is not values:
@@ -572,7 +592,7 @@ def _is_of_rows(tensor: Any) -> bool:
     return len(tensor[1]) > 1 and all(isinstance(size, int) for size in tensor[1]) and (not sizes or sizes[-1] == 1)
 
 
-def _columns_of(node: Node) -> tuple[Node, Columns] | None:
+def columns_of(node: Node) -> tuple[Node, Columns] | None:
     """What a node has a run of the last axis of, and which."""
     if node.target is not aten.slice.Tensor or node.kwargs:
         return None
@@ -583,7 +603,7 @@ def _columns_of(node: Node) -> tuple[Node, Columns] | None:
 
 def _padded(node: Any) -> tuple[Node, Columns] | None:
     """What a node has in these columns of its last axis, with zeros in all others, as the gradient of a slice has."""
-    if not _calls(node, aten.slice_scatter.default):
+    if not calls(node, aten.slice_scatter.default):
         return None
     base, inner, *where = _args(node)
     zeros = base.target is aten.full.default and base.args[1] == 0
@@ -631,7 +651,7 @@ def _of_columns(found: Factors, size: int) -> Factors:
     """With slices of the last axis, of `size` elements, taken apart."""
     made = Factors(found.number, Counter())
     for one, count in found.tensors.items():
-        found_in = _columns_of(one) if isinstance(one, Node) else None
+        found_in = columns_of(one) if isinstance(one, Node) else None
         if found_in is None or found_in[0].meta["val"].shape[-1] != size or count != 1:
             made = _times(made, Factors(1.0, Counter({one: count})))
             continue
@@ -643,10 +663,10 @@ def _of_columns(found: Factors, size: int) -> Factors:
 def _exchanges_last(node: Node) -> bool:
     """Whether a node is the transpose of matrices."""
     rank = node.meta["val"].dim()
-    if _calls(node, aten.permute.default):
+    if calls(node, aten.permute.default):
         return [axis % rank for axis in _args(node)[1]] == [*range(rank - 2), rank - 1, rank - 2]
-    exchanged = _calls(node, aten.transpose.int) and {axis % rank for axis in _args(node)[1:]} == {rank - 1, rank - 2}
-    return exchanged or _calls(node, aten.t.default)
+    exchanged = calls(node, aten.transpose.int) and {axis % rank for axis in _args(node)[1:]} == {rank - 1, rank - 2}
+    return exchanged or calls(node, aten.t.default)
 
 
 def _factors(node: Node, size: int, shape: tuple[int, ...] = ()) -> Factors:

@@ -20,8 +20,7 @@ from typing import Any
 import torch
 from torch.fx import GraphModule, Node
 
-from kgen.capture import torch_adapter
-from kgen.capture.recompute_scores import sizes_around
+from kgen.capture.recompute_scores import SAME, Calls, Softmax, calls, columns_of, sizes_around, softmax_in
 from kgen.capture.tangents import of_tangents
 from kgen.ir.program import MatrixSizes
 
@@ -29,20 +28,16 @@ __all__ = ["take_sinks_apart"]
 
 aten = torch.ops.aten
 
-# They leave each element as it is, but for its type.
-SAME = {aten.alias.default, aten.clone.default, aten._to_copy.default, aten.detach.default}
 CONTRACTIONS = (aten.bmm.default, aten.mm.default)
 
 
 @dataclass(frozen=True, slots=True)
 class Sink:
-    """A softmax of the columns of `scores` and one more. `top` and `total` are the maximum and the sum of each row, `lse` its
-    log-sum-exp where somebody reads it, and `read` the slices of `weights` that have the scores' columns."""
+    """A softmax of the columns of `scores` and one more. `lse` is the log-sum-exp of each row where somebody reads it; `read`
+    are the slices of `weights` that have the scores' columns."""
 
     scores: Node
     column: Node
-    top: Node
-    total: Node
     weights: Node
     read: tuple[Node, ...]
     lse: Node | None
@@ -77,23 +72,9 @@ def _sizes_of(found: Sink, backward: set[Node]) -> MatrixSizes:
 
 
 def _sink_of(weights: Node, backward: set[Node]) -> Sink | None:
-    if not _calls(weights, aten.div.Tensor):
-        return None
-    power, total = _args(weights)
-    if not (_calls(power, aten.exp.default) and _calls(total, aten.sum.dim_IntList) and _is_along_last(total, power)):
-        return None
-    [shifted] = _args(power)
-    if not _calls(shifted, aten.sub.Tensor):
-        return None
-    scores, top = _args(shifted)
-    if not (_calls(top, aten.amax.default) and _is_along_last(top, scores)):
-        return None
-    return _with_parts(scores, top, total, weights, backward)
-
-
-def _with_parts(scores: Node, top: Node, total: Node, weights: Node, backward: set[Node]) -> Sink | None:
-    joined = _joined(scores)
-    if joined is None or scores.meta["val"].dtype is not torch.float32:
+    softmax = softmax_in(weights)
+    joined = None if softmax is None else _joined(softmax.scores)
+    if softmax is None or joined is None or softmax.scores.meta["val"].dtype is not torch.float32:
         return None
     read = _reads(weights, backward)
     parts: list[Node] = list(_args(joined)[0])
@@ -103,17 +84,17 @@ def _with_parts(scores: Node, top: Node, total: Node, weights: Node, backward: s
     [column] = [one for one in parts if one is not kept]
     first = parts.index(kept)
     size = kept.meta["val"].shape[-1]
-    if column.meta["val"].shape[-1] != 1 or any(_columns(one) != (first, first + size) for one in read):
+    if column.meta["val"].shape[-1] != 1 or any(columns_of(one) != (one.args[0], (first, first + size)) for one in read):
         return None
-    lse = _log_sum_exp_of(top, total, weights, backward)
-    return None if lse is False else Sink(kept, column, top, total, weights, read, lse if isinstance(lse, Node) else None)
+    lse = _log_sum_exp_of(softmax, backward)
+    return None if lse is False else Sink(kept, column, weights, read, lse if isinstance(lse, Node) else None)
 
 
 def _joined(node: Node) -> Node | None:
     """What is joined along the last axis, behind casts, and behind the subtraction of each row's maximum."""
     while _same(node) or _is_shifted(node):
         node = _args(node)[0]
-    if not _calls(node, aten.cat.default):
+    if not calls(node, aten.cat.default):
         return None
     parts, axis = (*_args(node), 0)[:2]
     value = node.meta["val"]
@@ -123,7 +104,7 @@ def _joined(node: Node) -> Node | None:
 
 def _is_shifted(node: Any) -> bool:
     """Whether a node is ``x - max(x)``, of each row."""
-    if not _calls(node, aten.sub.Tensor):
+    if not calls(node, aten.sub.Tensor):
         return False
     x, top = _args(node)
     if not isinstance(top, Node) or top.kwargs:
@@ -166,46 +147,29 @@ def _moves(node: Node) -> bool:
     return node.target in SAME or bool(getattr(node.target, "is_view", False)) or node.target is aten._unsafe_view.default
 
 
-def _log_sum_exp_of(top: Node, total: Node, weights: Node, backward: set[Node]) -> Node | bool | None:
-    """Who else reads the rows' maxima and sums: a log-sum-exp, nobody (None), or something else (False)."""
-    logs = [user for user in total.users if user is not weights]
+def _log_sum_exp_of(softmax: Softmax, backward: set[Node]) -> Node | bool:
+    """Who else reads the rows' maxima and sums: a log-sum-exp, nobody (True), or something else (False)."""
+    top, total = softmax.top, softmax.total
+    logs = [user for user in total.users if user is not softmax.weights]
     if not logs:
         return all(user.target is aten.sub.Tensor for user in top.users)
-    if len(logs) != 1 or not _calls(logs[0], aten.log.default) or len(logs[0].users) != 1:
+    if len(logs) != 1 or not calls(logs[0], aten.log.default) or len(logs[0].users) != 1:
         return False
     [added] = logs[0].users
-    if not _calls(added, aten.add.Tensor) or added.args != (top, logs[0]) or len(added.users) != 1:
+    if not calls(added, aten.add.Tensor) or added.args != (top, logs[0]) or len(added.users) != 1:
         return False
     [guarded] = added.users
-    if not _calls(guarded, aten.where.self) or guarded.args[1:] != (top, added):
+    if not calls(guarded, aten.where.self) or guarded.args[1:] != (top, added):
         return False
     asked: Any = guarded.args[0]
-    if not _calls(asked, aten.isinf.default) or asked.args != (top,) or len(asked.users) != 1:
+    if not calls(asked, aten.isinf.default) or asked.args != (top,) or len(asked.users) != 1:
         return False
     rest = [user for user in top.users if user not in (added, guarded, asked)]
     return guarded if all(user.target is aten.sub.Tensor and user not in backward for user in rest) else False
 
 
-def _columns(node: Node) -> tuple[int, int] | None:
-    """The run of the last axis that a slice has."""
-    source, *rest = _args(node)
-    given: list[Any] = [*rest, *(0, None, None, 1)[len(rest) :]]
-    axis, begin, end, step = given
-    value = source.meta["val"]
-    size = value.shape[-1]
-    if step != 1 or axis % value.dim() != value.dim() - 1:
-        return None
-    first, last = (min(size, max(0, n + size if n < 0 else n)) for n in (begin or 0, size if end is None else end))
-    return first, last
-
-
 def _args(node: Node) -> tuple[Any, ...]:
     return node.args
-
-
-def _calls(value: Any, target: Any) -> bool:
-    """Whether a value is a plain call of an operator."""
-    return isinstance(value, Node) and value.target is target and not value.kwargs
 
 
 def _same(node: Any) -> bool:
@@ -224,11 +188,11 @@ def _is_along_last(reduction: Node, of: Any) -> bool:
 # ---- the rewrite -------------------------------------------------------------------------------------------------------
 
 
-class _Rewrite:
+class _Rewrite(Calls):
     """Changes what forward reads of one softmax with a sink."""
 
     def __init__(self, gm: GraphModule, found: Sink) -> None:
-        self.graph = gm.graph
+        super().__init__(gm.graph, found.weights)
         self.found = found
 
     def run(self) -> None:
@@ -237,14 +201,14 @@ class _Rewrite:
             weights, lse = self._softmax(self._cast(found.scores, torch.float32))
             column = self._cast(found.column, torch.float32)
             share = self._call(aten.sigmoid.default, self._call(aten.sub.Tensor, lse, column))
-            whole = self._both(lse, column) if found.lse is not None else None
-        if found.lse is not None and whole is not None:
-            whole.meta["recompute"] = found.lse.meta.get("recompute", whole.meta.get("recompute"))
-            found.lse.replace_all_uses_with(whole)
+            if found.lse is not None:
+                whole = self._both(lse, column)
+                whole.meta["recompute"] = found.lse.meta.get("recompute")
+                found.lse.replace_all_uses_with(whole)
         for node in found.read:
             with self.graph.inserting_before(node):
                 made = self._cast(self._call(aten.mul.Tensor, weights, share), node.meta["val"].dtype)
-            node.replace_all_uses_with(made, delete_user_cb=lambda user: user.op != "output")
+            node.replace_all_uses_with(made)
 
     def _softmax(self, scores: Node) -> tuple[Node, Node]:
         """Weights of scores, which are 0 in rows that are -inf as a whole, and the log-sum-exp of each row."""
@@ -255,8 +219,7 @@ class _Rewrite:
         none = self._call(aten.logical_not.default, self._call(aten.any.dim, some, -1, True))
         zero = self._call(aten.full_like.default, total, 0.0)
         weights = self._call(aten.where.self, none, zero, self._call(aten.div.Tensor, power, total))
-        made = self._call(aten.add.Tensor, top, self._call(aten.log.default, total))
-        return weights, self._call(aten.where.self, self._call(aten.isinf.default, top), top, made)
+        return weights, self._log_sum_exp_of(top, total)
 
     def _both(self, lse: Node, column: Node) -> Node:
         """The log-sum-exp of all columns."""
@@ -265,13 +228,3 @@ class _Rewrite:
         more = self._call(aten.log1p.default, self._call(aten.exp.default, self._call(aten.neg.default, apart)))
         made = self._call(aten.add.Tensor, top, more)
         return self._call(aten.where.self, self._call(aten.isinf.default, top), top, made)
-
-    def _cast(self, node: Node, dtype: torch.dtype) -> Node:
-        return node if node.meta["val"].dtype is dtype else self._call(aten._to_copy.default, node, dtype=dtype)
-
-    def _call(self, target: Any, *args: Any, **kwargs: Any) -> Node:
-        made = self.graph.call_function(target, args, kwargs)
-        like = self.found.weights.meta
-        made.meta = {k: v for k, v in like.items() if k not in ("val", "tensor_meta", "eager_input_vals", "recompute")}
-        made.meta["val"] = torch_adapter.fake_result(made)
-        return made
