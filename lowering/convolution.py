@@ -311,22 +311,18 @@ def convolution_backward(
         wrap = partial(_gradients, b, shape, (gradient, x, weight), transposed)
         return fallback.extern(b, b.current, args, {}, _REASON, wrap)
     made: list[Value] = []
-    others_of = partial(_with_short_image, b, shape, (gradient, x, weight), made)
+    others_of = partial(_with_short_image, b, shape, (gradient, x, weight), image, made)
     _, *others = fallback.extern(b, b.current, args, {}, _REASON, others_of, skipped=(0,))
     return Tensor(tuple(x.sizes), x.dtype, x.device, made[0]), *others
 
 
-def _with_short_image(b: Builder, shape: Shape, tensors: Tensors, made: list[Value], call: ir.Extern) -> tuple[ir.Node, ...]:
+def _with_short_image(b: Builder, shape: Shape, tensors: Tensors, image: Sum, made: list[Value], call: ir.Extern) -> Nodes:
     """The nodes of the other gradients. That of the image is `made` as a value: whoever reads it computes it, a slice of it for
     one."""
     gradient, x, weight = tensors
-    shared = ir.SharedCall(call, _OUTPUT_MASK, sums=not b.on_gpu(x.device))
-    total = image_of(shape, tuple(x.sizes), tuple(gradient.sizes))
-    value = _written_out(total, (gradient, weight), _realize(call, {gradient: 0, weight: 2}))
-    made.append(vs.substitute(value, dict(zip(total.out_vars, indices(tuple(x.sizes)), strict=True))))
-    wanted = zip(_GRADIENTS[1:], call.outs[1:], strict=True)
-    nodes = (make(b, shape, tensors, False, shared) for make, out in wanted if out is not None)
-    return tuple(node for some in nodes for node in some)
+    value = _written_out(image, (gradient, weight), _realize(call, {gradient: 0, weight: 2}))
+    made.append(vs.substitute(value, dict(zip(image.out_vars, indices(tuple(x.sizes)), strict=True))))
+    return _nodes_of(b, shape, tensors, False, call)
 
 
 def _beside(b: Builder, gradient: Tensor, image: Any) -> Tensor:
@@ -338,14 +334,17 @@ def _beside(b: Builder, gradient: Tensor, image: Any) -> Tensor:
     return store_with(gradient, (channels * positions, ix.ONE, channels), b.stored_operand, b)
 
 
-def _gradients(
-    b: Builder, shape: Shape, tensors: tuple[Tensor, Tensor, Tensor], transposed: bool, call: ir.Extern
-) -> ir.Node | tuple[ir.Node, ...]:
-    """A node for each gradient that somebody reads. A GPU's library sums up the bias's by a kernel that does nothing else."""
+def _gradients(b: Builder, shape: Shape, tensors: Tensors, transposed: bool, call: ir.Extern) -> ir.Node | Nodes:
+    """A node for each gradient that somebody reads; the call itself where that is the bias's alone."""
+    return _nodes_of(b, shape, tensors, transposed, call) if any(out is not None for out in call.outs[:2]) else call
+
+
+def _nodes_of(b: Builder, shape: Shape, tensors: Tensors, transposed: bool, call: ir.Extern) -> Nodes:
+    """Of the gradients that the call gives. A GPU's library sums up the bias's by a kernel that does nothing else."""
     shared = ir.SharedCall(call, _OUTPUT_MASK, sums=not b.on_gpu(tensors[0].device))
-    wanted = [out is not None for out in call.outs]
-    made = (make(b, shape, tensors, transposed, shared) for make, one in zip(_GRADIENTS, wanted, strict=True) if one)
-    return tuple(node for nodes in made for node in nodes) if any(wanted[:2]) else call
+    wanted = zip(_GRADIENTS, call.outs, strict=True)
+    made = (make(b, shape, tensors, transposed, shared) for make, out in wanted if out is not None)
+    return tuple(node for nodes in made for node in nodes)
 
 
 def _of_image(b: Builder, shape: Shape, tensors: Tensors, transposed: bool, shared: ir.SharedCall) -> Nodes:

@@ -50,7 +50,7 @@ FORMS: tuple[Form, ...] = (
 
 def note_fused_calls(b: Builder) -> None:
     """Notes with each matmul of the graph the one call that computes its only reader, if there is one. The call would stand
-    where the matmul does, so all that it reads besides has to be there: of two convolutions that are added, the later one
+    where the matmul does, so all that it reads besides has to be there: of two results that are added, the later one
     adds."""
     readers: dict[str, list[ir.Pointwise]] = {}
     made = {name: place for place, node in enumerate(b.graph.nodes) for name in ir.outs(node)}
