@@ -38,8 +38,9 @@ MOST_PARTS, GAIN_OF_PARTS = 4, 1.2
 CACHED = 1 << 23
 # Bytes between what neighbouring threads store, at most: a sector of a cache line.
 SECTOR = 32
-# Threads that each SM has to have left: with fewer of them, it waits for memory.
-THREADS_PER_SM = 2048
+# Threads that each SM has to have left: with fewer of them, it waits for memory; and how many times fewer are enough, at most,
+# as arithmetic takes so many times longer.
+THREADS_PER_SM, FEWER_THREADS = 2048, 4
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,10 +68,14 @@ def unrolled(kernel: Kernel, graph: ir.Graph, sizes: Sizes, gpu: Gpu) -> Kernel:
     moved = sum(touch.distinct for touch in distinct_touches(kernel, graph, sizes)) / max(1, sizes.points(kernel.outer))
     least, found = _work(kernel.outer, statements) / GAIN, kernel
     for loop in (*_short_loops(kernel), *_turns(kernel)):
-        if not _leaves_enough(loop.without(kernel.outer), sizes, gpu):
+        if not _leaves_enough(loop.without(kernel.outer), sizes, gpu, FEWER_THREADS):
             continue
         made = replace(kernel, outer=loop.without(kernel.outer), statements=_at_each_point(statements, loop))
-        work = max(_work(made.outer, made.statements) / len(loop.points), OPERATIONS_OF_A_BYTE * moved)
+        memory = OPERATIONS_OF_A_BYTE * moved
+        work = max(_work(made.outer, made.statements) / len(loop.points), memory)
+        fewer = min(work / max(1, memory), FEWER_THREADS)
+        if not _leaves_enough(made.outer, sizes, gpu, fewer):
+            continue
         if work < least and len(made.statements) <= MOST_STATEMENTS and _moves_sectors(kernel, made, loop, graph, sizes):
             least, found = work, made
     return found if found is kernel else collapsed(found)
@@ -148,9 +153,9 @@ def _is_pointwise(kernel: Kernel) -> bool:
     return not any(value.op in ops.RANDOM for s in kernel.statements for value in vs.topological(s.roots))
 
 
-def _leaves_enough(loops: tuple[Var, ...], sizes: Sizes, gpu: Gpu) -> bool:
-    """Whether all SMs have threads enough."""
-    return bool(loops) and sizes.points(loops) >= gpu.compute_units * THREADS_PER_SM
+def _leaves_enough(loops: tuple[Var, ...], sizes: Sizes, gpu: Gpu, fewer: float = 1) -> bool:
+    """Whether all SMs have threads enough, or so many times fewer."""
+    return bool(loops) and fewer * sizes.points(loops) >= gpu.compute_units * THREADS_PER_SM
 
 
 def _moves_sectors(old: Kernel, new: Kernel, loop: _Loop, graph: ir.Graph, sizes: Sizes) -> bool:

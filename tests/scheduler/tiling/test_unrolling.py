@@ -104,6 +104,20 @@ def test_what_points_share_is_computed_once() -> None:
     assert len(tiling.kernel.statements) == 2
 
 
+def rounds(s: Tensor, t: Tensor) -> Tensor:
+    """Four results of much arithmetic that all of them share."""
+    for _ in range(8):
+        s, t = torch.sin(s) - t, torch.erf(t) * s
+    return torch.stack((s, t, s - t, s + t), -1)
+
+
+def test_fewer_threads_are_enough_for_much_arithmetic() -> None:
+    few = (torch.ones(100_000), torch.ones(100_000))
+    assert extents(tiled(rounds, *few)) == [100_000]
+    assert extents(tiled(stacked, *few)) == [100_000, 2]
+    assert extents(tiled(rounds, torch.ones(30_000), torch.ones(30_000))) == [30_000, 4]  # SMs wait
+
+
 def test_a_loop_in_the_middle() -> None:
     """The eight numbers are stored at one of the nine points alone: they lose their mask."""
     tiling = tiled(outer, torch.rand(MANY), torch.rand(MANY, 9))
