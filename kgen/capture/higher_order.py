@@ -39,8 +39,9 @@ MEANINGS: Mapping[Any, Callable[..., Any]] = {
     flex_attention_backward: sdpa_dense_backward,
 }
 
-# Which argument of the gradient holds the tensors that the score function captures.
-CAPTURED = 12
+# Which argument of the gradient holds the graph of its score function's own gradients, and which the tensors that the score
+# function captures; gradients of that graph before those of captured tensors: of a score and its four indices.
+JOINT, CAPTURED, BEFORE_CAPTURED = 8, 12, 5
 
 
 def expand(gm: GraphModule, meanings: Mapping[Any, Callable[..., Any]] = MEANINGS) -> GraphModule:
@@ -81,7 +82,7 @@ class _Expansion:
         except NoMeaning:
             return
         with self.graph.inserting_before(self.node):
-            results = self._copied(traced, given)
+            results = self._with_zeros(self._copied(traced, given))
         self._replace(self.node, results)
 
     def _value(self, node: Node) -> Any:
@@ -113,7 +114,7 @@ class _Expansion:
 
         def meaning(*values: Any) -> Any:
             known = dict(zip(given, values, strict=True))
-            whole = [known.get(arg, self._value(arg)) if isinstance(arg, Node) else arg for arg in flat]
+            whole = [known[arg] if arg in known else self._body(arg) if isinstance(arg, Node) else arg for arg in flat]
             args, kwargs = pytree.tree_unflatten(whole, spec)
             return self.meaning(*args, **kwargs)
 
@@ -121,12 +122,18 @@ class _Expansion:
         with torch_adapter.fake_mode_of(self.node), torch.no_grad():
             return _without_empty_rows(make_fx(meaning, TABLE, _allow_non_fake_inputs=True)(*values))
 
+    def _body(self, node: Node) -> Any:
+        """A graph of one element, to be mapped over all of them."""
+        value = self._value(node)
+        return _ScalarTensors(value) if isinstance(value, GraphModule) else value
+
     def _differentiable(self, value: Any, node: Node) -> Any:
-        """A captured tensor as one that requires a gradient where the node has a gradient of it: the meaning asks for that."""
+        """A captured tensor as one that requires a gradient where the score function's own gradients have one of it: the
+        meaning asks for that. The node itself stands for gradients of all captured tensors, wanted or not."""
         if self.node.target is not flex_attention_backward or not isinstance(value, torch.Tensor):
             return value
-        captured: Any = self.node.args[CAPTURED]
-        gradients = self.node.meta["val"][-1]
+        captured, joint = self.node.args[CAPTURED], self._value(self.node.args[JOINT])
+        gradients = joint.graph.output_node().args[0][BEFORE_CAPTURED:]
         wanted = any(one is node and grad is not None for one, grad in zip(captured, gradients, strict=True))
         return value.detach().requires_grad_(wanted)
 
@@ -149,6 +156,22 @@ class _Expansion:
             env[node].meta = self._meta(node)
         raise AssertionError("a graph without an output")
 
+    def _with_zeros(self, results: Any) -> Any:
+        """The results with zeros for gradients of captured tensors that the score function has none of: one that it takes a
+        size of may be the query, whose gradients torch adds up."""
+        if self.node.target is not flex_attention_backward:
+            return results
+        *others, gradients = results
+        captured: Any = self.node.args[CAPTURED]
+        return (*others, tuple(self._zeros(one) if grad is None else grad for one, grad in zip(captured, gradients, strict=True)))
+
+    def _zeros(self, like: Any) -> Node | None:
+        if not isinstance(like, Node) or not isinstance(self._value(like), torch.Tensor):
+            return None
+        made = self.graph.call_function(aten.zeros_like.default, (like,))
+        made.meta = {**self._meta(self.node), "val": torch.zeros_like(self._value(like))}
+        return made
+
     def _constant(self, value: torch.Tensor) -> Node:
         name = next(name for k in itertools.count() if not hasattr(self.gm, name := f"_expanded_constant{k}"))
         self.gm.register_buffer(name, value, persistent=False)
@@ -164,11 +187,39 @@ class _Expansion:
         for user in list(node.users):
             result = results[user.args[1]]
             if isinstance(result, Node):
-                user.replace_all_uses_with(result)
+                user.replace_all_uses_with(self._typed(result, user))
                 self.graph.erase_node(user)
             else:  # a tuple, or what nobody reads
                 self._replace(user, result)
         self.graph.erase_node(node)
+
+
+    def _typed(self, result: Node, user: Node) -> Node:
+        """The result in the dtype that the node has it in: torch's own meaning leaves the log-sum-exp of float64 as it is."""
+        has, wanted = result.meta.get("val"), user.meta.get("val")
+        if not isinstance(has, torch.Tensor) or not isinstance(wanted, torch.Tensor) or has.dtype is wanted.dtype:
+            return result
+        with self.graph.inserting_before(user):
+            made = self.graph.call_function(aten._to_copy.default, (result,), {"dtype": wanted.dtype})
+        made.meta = dict(user.meta)
+        return made
+
+
+class _ScalarTensors(torch.fx.Interpreter):
+    """Runs a graph with tensors for sizes that are symbols where its operators want tensors: vmap makes these of numbers alone."""
+
+    def __call__(self, *args: Any) -> Any:
+        results = self.run(*args)
+        return [*results] if isinstance(results, list) else results
+
+    def call_function(self, target: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        if isinstance(target, torch._ops.OpOverload):
+            wanted = [isinstance(argument.type, torch.TensorType) for argument in target._schema.arguments]
+            args = tuple(
+                torch.scalar_tensor(arg, dtype=torch.int64) if is_tensor and isinstance(arg, torch.SymInt) else arg
+                for arg, is_tensor in zip(args, wanted, strict=False)
+            )
+        return super().call_function(target, args, kwargs)
 
 
 _PLAIN = (int, float, str, torch.dtype, torch.device, type(None))

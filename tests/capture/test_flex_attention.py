@@ -153,3 +153,52 @@ def test_gradients(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
         assert (got is None) == (want is None)
         if got is not None:
             torch.testing.assert_close(got.double(), want, atol=2e-4, rtol=1e-4)
+
+
+def _compared(make: Callable[[Tensor], Function], dtype: torch.dtype = torch.float32, dynamic: bool | None = None) -> None:
+    """Compares the result and gradients of a score function that is made of the query with eager's in float64."""
+    torch._dynamo.reset()
+
+    def run(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        return flex_attention(q, k, v, make(q))
+
+    fast = torch.compile(run, backend="kgen", fullgraph=True, dynamic=dynamic)
+    given = [torch.randn(2, 2, 32, 16, dtype=torch.float64) for _ in range(3)]
+    found = []
+    for fn, kind in ((fast, dtype), (run, torch.float64)):
+        args = [a.to(kind).detach().requires_grad_() for a in given]
+        result = fn(*args)
+        found.append([result, *torch.autograd.grad(result.square().sum(), args)])
+    for got, want in zip(*found, strict=True):
+        torch.testing.assert_close(got.double(), want, atol=2e-4, rtol=1e-4)
+
+
+def test_captured_tensors_without_gradients(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Numbers, and tensors of floats that want none, beside one that does."""
+    monkeypatch.setattr(flex_module, "_validate_device", lambda *_: None)
+    number, fixed = torch.ones((), dtype=torch.int32), torch.randn(32)
+    learned = torch.randn(32, dtype=torch.float64, requires_grad=True)
+    _compared(lambda q: lambda s, b, h, m, n: s + number)
+    _compared(lambda q: lambda s, b, h, m, n: s + fixed[m])
+    _compared(lambda q: lambda s, b, h, m, n: s + fixed[m] * number + learned[n].to(s.dtype))
+
+
+def test_sizes_that_are_symbols_in_score_functions(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A captured query is asked for a size alone: its gradient has nothing of that."""
+    monkeypatch.setattr(flex_module, "_validate_device", lambda *_: None)
+    _compared(lambda q: lambda s, b, h, m, n: s + (m - n) * torch.exp2(-((h + 1) * 8.0 / q.shape[1])), dynamic=True)
+    torch._dynamo.reset()
+    fast = torch.compile(
+        lambda q, k, v, number: flex_attention(q, k, v, lambda s, b, h, m, n: s + (m - n) / number),
+        backend="kgen", fullgraph=True, dynamic=True,
+    )  # fmt: skip
+    with torch.no_grad():
+        for number in (8, 5, 7):
+            q, k, v = (torch.randn(2, 2, 32, 16) for _ in range(3))
+            want = flex_attention(q.double(), k.double(), v.double(), lambda s, b, h, m, n, by=number: s + (m - n) / by)
+            torch.testing.assert_close(fast(q, k, v, number).double(), want, atol=1e-5, rtol=1e-5)
+
+
+def test_float64_has_the_dtype_of_its_log_sum_exp(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(flex_module, "_validate_device", lambda *_: None)
+    _compared(lambda q: lambda s, b, h, m, n: s * s, torch.float64)
