@@ -205,7 +205,7 @@ class Problem:
             loops[axis] = self.loops[axis]
             if len(loops[axis]) > 1 and all(_as_one(e, loops[axis]) for e in exprs):
                 *rest, last = loops[axis]
-                whole = ix.var(axis, self.extent(axis))
+                whole = ix.var(f"{axis}_joined", self.extent(axis))  # templates have variables by the names of axes
                 mapping |= {**dict.fromkeys(rest, ix.ZERO), last: whole.expr()}
                 loops[axis] = (whole,)
         value = vs.substitute(value, mapping) if mapping else value

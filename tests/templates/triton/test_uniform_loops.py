@@ -13,6 +13,7 @@ from torch import Tensor
 from kgen.ir import index as ix
 from kgen.ir.index import Var
 from kgen.templates.contract import Config
+from kgen.templates.triton.codegen import tile
 from kgen.templates.triton.codegen.tile import uniform_loops
 from tests.matmuls import compiled, error, forced
 
@@ -110,6 +111,16 @@ def test_a_function_of_the_batch_is_computed_for_one_row(rows: int) -> None:
     [kernel] = made.matmuls
     divided = bool(re.search(r"x0\w* = \(\(tile_m \* BLOCK_M\) // \d+\)", kernel.source))
     assert divided == (rows == 64)
+
+
+def test_joined_loops_do_not_assign_to_what_counts_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    """In a loop of the template, its variable would be of 32 bits at first, and of 64 then."""
+    monkeypatch.setattr(tile, "is_wide", lambda problem: True)
+    weights, values = r(2, 4, 64, 8), r(2, 8, 4, 16)
+    with forced("triton_matmul_b_resident", runs=False) as made:
+        compiled(lambda w, v: w @ v.permute(0, 2, 1, 3), weights, values)
+    [kernel] = made.matmuls
+    assert [line.strip() for line in kernel.source.splitlines() if re.match(r"\s+b = ", line)] == ["b = tl.program_id(0) // shares"]
 
 
 def _shortest(configs: Sequence[Config]) -> list[Config]:
