@@ -43,7 +43,16 @@ def joined(b: Builder, parts: Sequence[Tensor], k: int) -> Tensor:
     """Parts of one type, none of them empty, one behind the other along dimension `k`."""
     if len(parts) == 1:
         return parts[0]
+    parts = _sized(parts, k)
     return _selected(parts, k) if _may_be_selected(parts) else _written(b, parts, k)
+
+
+def _sized(parts: Sequence[Tensor], k: int) -> Sequence[Tensor]:
+    """The parts with the same sizes along all other dimensions, numbers where some part has them: torch names the last part
+    of a split by what is left, ``s // (s // 64) - 56``, which is 8 like the others."""
+    first = [min((p.sizes[d] for p in parts), key=lambda size: size.as_int() is None) for d in range(parts[0].rank)]
+    wanted = [(*first[:k], p.sizes[k], *first[k + 1 :]) for p in parts]
+    return [p if p.sizes == sizes else reindex(p, sizes, lambda *j: j) for p, sizes in zip(parts, wanted, strict=True)]
 
 
 def _may_be_selected(parts: Sequence[Tensor]) -> bool:

@@ -118,6 +118,8 @@ class _Lowering:
             self.builder.current = node
             self.builder.origin = origin_of(node)
             value = meta_value(node)
+            if node.op == "call_function" and unbacked.may_bind(node.target):  # before strides have the symbols, too
+                note_bindings(self.builder, node)
             self.builder.result_strides = self.symbols.sizes(value.stride()) if _is_strided(value) else None
             getattr(self, node.op)(node)
         graph = self.builder.graph
@@ -190,8 +192,6 @@ class _Lowering:
             source = self.env[node.args[0]]  # type: ignore[index]
             self.env[node] = source[node.args[1]]
             return
-        if isinstance(node.target, torch._ops.HigherOrderOperator):
-            note_bindings(self.builder, node)
         if isinstance(value, torch.SymInt | torch.SymFloat | torch.SymBool) and not node.meta.get(UNBACKED):
             self.env[node] = fallback.symbolic(self.symbols, value)
             return

@@ -102,3 +102,35 @@ def test_gradients_through_sizes_from_data(name: str) -> None:
         (found,) = torch.autograd.grad(run(x, n).square().sum(), x)
         (expected,) = torch.autograd.grad(function(x, n).square().sum(), x)
         torch.testing.assert_close(found, expected)
+
+
+def test_results_of_a_branch_have_sizes_that_its_data_decide() -> None:
+    """Torch does not note in bodies that an operator decides sizes."""
+
+    def rows(x: Tensor) -> Tensor:
+        return torch.cos(torch.ones([x.nonzero().size(0), 8]))
+
+    def others(x: Tensor) -> Tensor:
+        return torch.sin(torch.ones([(x < 0).nonzero().size(0), 8]))
+
+    def chosen(flag: Tensor, x: Tensor) -> Tensor:
+        return torch.cond(flag, rows, others, [x.sin()])
+
+    run = torch.compile(chosen, backend="kgen", dynamic=True)
+    x = torch.randn(2, 3, 3)
+    for flag in (torch.tensor(True), torch.tensor(False)):
+        torch.testing.assert_close(run(flag, x), chosen(flag, x))
+
+
+def test_parts_whose_sizes_are_said_in_several_ways() -> None:
+    """The last part of a split has what is left of a symbolic quotient."""
+
+    def joined(x: Tensor) -> Tensor:
+        return torch.cat(x.view(-1, 64, 4).split(8, 1))
+
+    for options in ({"verify": True}, {}):
+        torch._dynamo.reset()
+        run, x = torch.compile(joined, backend="kgen", options=options), torch.randn(512, 4)
+        torch._dynamo.mark_dynamic(x, 0)
+        torch.testing.assert_close(run(x), joined(x))
+        torch.testing.assert_close(run(x[:192]), joined(x[:192]))
