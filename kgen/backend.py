@@ -420,6 +420,8 @@ class Passes:
         if info.role == "inference" and _calls(gm, torch.ops.aten.exp.default):
             gm = self.attempt(without_sinks, gm, gm)
             gm = self.attempt(split_sums, gm, gm)
+        if torch_adapter.uses_cuda(gm):
+            gm = self.attempt(bounded_masks, gm, gm)
         if self.config.tuning == "background" and not self.failures:
             from kgen.background import improving  # noqa: PLC0415  only where it is asked for
 
@@ -473,6 +475,19 @@ def without_sinks(gm: GraphModule, config: Config) -> GraphModule:
 
     made = take_sinks_apart(gm, partial(_takes_softmax, config))
     return split_sums(made, config) if _is_trained(gm) else made
+
+
+def bounded_masks(gm: GraphModule, config: Config) -> GraphModule:
+    """The graph with spans of what masks keep, where templates leave tiles of scores out."""
+    from kgen.capture.higher_order import MEANINGS, expand  # noqa: PLC0415  only where something is on a GPU
+
+    if any(node.target in MEANINGS for node in gm.graph.nodes):
+        gm = expand(gm)
+    if not _calls(gm, torch.ops.aten.where.self):
+        return gm
+    from kgen.capture.mask_spans import bound_masks  # noqa: PLC0415  only where something is masked
+
+    return bound_masks(gm, _is_trained(gm), partial(_takes_softmax, config))
 
 
 def _is_trained(gm: GraphModule) -> bool:

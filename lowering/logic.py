@@ -77,6 +77,7 @@ RULES: dict[str, Callable[..., Any]] = {
     "aten.isposinf": infinite_with("gt"),
     "aten.isneginf": infinite_with("lt"),
     **{f"aten.bitwise_{name}": bitwise(f"bit{name}", name) for name in ("and", "or", "xor")},
+    "kgen.within": logical("within"),
     **{f"aten.logical_{name}": logical(name) for name in ("and", "or", "xor", "not")},
     **{f"aten.{name}": comparison(name) for name in ("eq", "ne", "lt", "le", "gt", "ge")},
 }

@@ -50,8 +50,13 @@ class Middle:
     def mask(self) -> Value | None:
         """The condition without which an element is -inf, or 0 where a contraction follows and `guards` are 0. A template may
         leave out tiles in which it holds nowhere (`reach`)."""
+        return None if self._mask is None else masks.stripped(self._mask)
+
+    @property
+    def _mask(self) -> Value | None:
+        """The mask with what it is said to be within."""
         if self.normalised is not None:
-            return masks.kept(self.function(scaled=False))
+            return masks.kept(_factored(self.value)[1])
         return None if self._zeros is None else self._zeros.condition
 
     @property
@@ -74,7 +79,7 @@ class Middle:
     @property
     def _zeros(self) -> masks.Zeros | None:
         """Guards of several axes are too many to look at."""
-        found = masks.zeros(self.value)
+        found = masks.zeros(self.value)  # guards have no masks
         if found is None or not found.guards:
             return found
         rows, columns = (frozenset(self.loops.get(axis, ())) for axis in self.axes[-2:])
@@ -98,7 +103,7 @@ class Middle:
         """The function, without `factor` where not `scaled`, and where not `masked` as if `mask` held; the condition of `fill`
         holds only where tiles without it are left out, which is `filled`. What is to be rounded to the type `into` is not
         rounded to it before."""
-        value = _unrounded(self.value if scaled else _factored(self.value)[1], into)
+        value = masks.stripped(_unrounded(self.value if scaled else _factored(self.value)[1], into))
         if masked:
             return value
         fill = self.fill if filled and self.mask is None else None
@@ -114,24 +119,30 @@ class Middle:
         filled: bool = False,
     ) -> Holds:
         """Where the mask holds along the last axis, or, where `filled`, the condition of `fill`, for `count` rows (at least
-        one) from the row `first` on. With `known` the ends may be in terms of the loops of the other axes. Rows of several
-        loops count as all rows."""
+        one) from the row `first` on. With `known` the ends may be in terms of the loops of the other axes."""
         rows, columns = (loops[axis] for axis in self.axes[-2:])
-        wanted = self.fill.condition if filled and self.fill is not None else self.mask
+        wanted = self.fill.condition if filled and self.fill is not None else self._mask
         if wanted is None:
             return EVERYWHERE
-        if not columns:
+        if not columns or not rows:
             return UNKNOWN
-        along = columns[0] if len(columns) == 1 else ix.var(self.axes[-1], ix.product(v.extent for v in columns))
-        mask = vs.substitute(wanted, _digits(columns, along.expr())) if len(columns) > 1 else wanted
-        ranges = (
-            {v: (ix.ZERO, v.extent - 1) for v in rows} if len(rows) > 1 else dict.fromkeys(rows, (first, first + count - 1))
-        )
-        return where_holds(mask, along, ranges, known)
+        digits: dict[Atom, Expr] = {}
+        along, down = (_one_of(loops_of, axis, digits) for loops_of, axis in ((columns, self.axes[-1]), (rows, self.axes[-2])))
+        mask = vs.substitute(wanted, digits) if digits else wanted
+        return where_holds(mask, along, {down: (first, first + count - 1)}, known)
 
     def known(self, loops: Mapping[str, tuple[Var, ...]]) -> Known:
         """What the ends may be in terms of where a kernel has one index of each axis but the last two."""
         return Known(frozenset(v for axis in self.axes[:-2] for v in loops[axis]))
+
+
+def _one_of(loops: Sequence[Var], axis: str, digits: dict[Atom, Expr]) -> Var:
+    """The loop of an axis; in place of several a new one, of which `digits` then has what they are."""
+    if len(loops) == 1:
+        return loops[0]
+    whole = ix.var(axis, ix.product(v.extent for v in loops))
+    digits |= _digits(loops, whole.expr())
+    return whole
 
 
 def _digits(loops: Sequence[Var], place: Expr) -> dict[Atom, Expr]:

@@ -37,7 +37,10 @@ from kgen.capture import rng, torch_adapter
 from kgen.capture.tangents import of_tangents
 from kgen.ir.program import MatrixSizes
 
-__all__ = ["SAME", "Calls", "Softmax", "calls", "columns_of", "recompute_scores", "sizes_around", "softmax_in"]
+__all__ = [
+    "SAME", "Calls", "Softmax", "behind_elementwise", "calls", "columns_of", "grows", "narrowest", "recompute_scores",
+    "sizes_around", "softmax_in",
+]  # fmt: skip
 
 aten = torch.ops.aten
 
@@ -102,12 +105,12 @@ def sizes_around(scores: Node, kept: Iterable[int], contraction: Node) -> Matrix
     """Lengths of the scores, and of their contractions along other axes, of which `kept` are those behind the softmax; the type
     is that of what weights are multiplied by, before it was widened."""
     rows, columns = scores.meta["val"].shape[-2:]
-    made_of = [one for one in _behind_elementwise([scores], _matrix(scores)) if _grows(one)]
+    made_of = [one for one in behind_elementwise([scores], _matrix(scores)) if grows(one)]
     summed = {operands[0].meta["val"].shape[-1] for operands in map(_args, made_of)}
-    return MatrixSizes(rows, columns, frozenset(summed.union(kept)), _narrowest(contraction))
+    return MatrixSizes(rows, columns, frozenset(summed.union(kept)), narrowest(contraction))
 
 
-def _narrowest(contraction: Node) -> torch.dtype:
+def narrowest(contraction: Node) -> torch.dtype:
     """The type of a contraction's operand that has the fewest bytes an element on its way there."""
     ways = [one.meta["val"].dtype for operand in contraction.all_input_nodes for one in _way_back(operand)]
     return min(ways, key=lambda dtype: dtype.itemsize)
@@ -115,7 +118,7 @@ def _narrowest(contraction: Node) -> torch.dtype:
 
 def _attention_of(node: Node, backward: set[Node]) -> Attention | None:
     softmax = _softmax_of(node) if node not in backward else None
-    if softmax is None or not any(map(_grows, _behind_elementwise([softmax.scores], _matrix(softmax.scores)))):
+    if softmax is None or not any(map(grows, behind_elementwise([softmax.scores], _matrix(softmax.scores)))):
         return None
     return _followed(softmax, backward)
 
@@ -198,7 +201,7 @@ def _is_contraction(node: Node) -> bool:
     return node.target in (aten.bmm.default, aten.mm.default)
 
 
-def _grows(node: Node) -> bool:
+def grows(node: Node) -> bool:
     """Whether a contraction makes more than it reads."""
     return _is_contraction(node) and all(_elements(node) > _elements(one) for one in node.all_input_nodes)
 
@@ -221,7 +224,7 @@ def _matrix(scores: Node) -> int:
     return math.prod(scores.meta["val"].shape[-2:])
 
 
-def _behind_elementwise(roots: Iterable[Node], least: int) -> Iterator[Node]:
+def behind_elementwise(roots: Iterable[Node], least: int) -> Iterator[Node]:
     """Calls that make at least so many elements, up to the first ones that are not elementwise, which are among them."""
     seen, waiting = set[Node](), list(roots)
     while waiting:
@@ -348,7 +351,7 @@ class _Rewrite(Calls):
     def _round(self) -> None:
         """What scores read of smaller 16-bit results is rounded in forward as well: backward has it from memory, and powers of
         other scores than those of the log-sum-exp are no weights."""
-        for node in list(_behind_elementwise([self.softmax.scores], _matrix(self.softmax.scores))):
+        for node in list(behind_elementwise([self.softmax.scores], _matrix(self.softmax.scores))):
             for one in node.all_input_nodes if _is_elementwise(node) else ():
                 if _is_rounded_small(one, _matrix(self.softmax.scores)):
                     with self.graph.inserting_before(node):
@@ -368,8 +371,8 @@ class _Rewrite(Calls):
     def _mark(self) -> None:
         """Says what may not be saved."""
         roots = [self.softmax.scores, *(one for node in self.found.after for one in node.all_input_nodes)]
-        for node in _behind_elementwise(roots, _matrix(self.softmax.scores)):
-            if node not in (self.softmax.weights, *self.found.after) and (_is_elementwise(node) or _grows(node)):
+        for node in behind_elementwise(roots, _matrix(self.softmax.scores)):
+            if node not in (self.softmax.weights, *self.found.after) and (_is_elementwise(node) or grows(node)):
                 for one in (node, *_enlarged(node), *_of_nothing(node)):
                     _recomputed(one)
         for node in itertools.chain(*map(_enlarged, self.found.contractions)):

@@ -121,7 +121,7 @@ _NAMES: dict[str, Callable[..., torch.Tensor]] = {
     "floordiv": _int_or_float(_floor_div, torch.floor_divide),
     "truncdiv": _int_or_float(_trunc_div, lambda a, b: torch.div(a, b, rounding_mode="trunc")),
     "remainder": _int_or_float(_remainder, torch.remainder), "fmod": _int_or_float(_fmod, torch.fmod),
-    "sub": torch.sub, "add": torch.add, "mul": torch.mul, "ipow": torch.pow,
+    "sub": torch.sub, "add": torch.add, "mul": torch.mul, "ipow": torch.pow, "within": torch.logical_and,
 }  # fmt: skip
 
 
@@ -150,6 +150,8 @@ _ROWS: list[ScalarOp] = [
     *_binary("lt le gt ge", ANY, torch.bool),
     *_unary("not", BOOL),
     *_binary("and or xor", BOOL),
+    # as "and"; the right condition says in fewer words what follows from the left one, and whoever knows better may leave it out
+    *_binary("within", BOOL),
     *_unary("isnan", FLOAT, torch.bool),
     *_unary("isinf", FLOAT, torch.bool),
     *_unary("signbit", NUMBER, torch.bool),

@@ -12,10 +12,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import reduce
 
 import torch
 
 from kgen.ir import index as ix
+from kgen.ir import values as vs
 from kgen.ir.index import Expr, Size, Var
 from kgen.ir.values import Value
 
@@ -55,21 +57,57 @@ COMPARISONS = {
 Ranges = Mapping[Var, tuple[Expr, Expr]]
 # The bounds of a symbol for an integer from memory: nothing is known of it.
 ANY = 1 << 62
+# Blocks of a loop, each of which has an integer in memory, that a range of it may meet.
+MOST_BLOCKS = 8
 
 
 @dataclass(frozen=True, slots=True)
 class Known:
     """What ends of spans may be in terms of, besides sizes: `loops` of which a kernel has one index, and integers in memory at
-    such indices, each by the symbol in `loaded`, which grows as the analysis meets them."""
+    such indices, each by the symbol in `loaded`, which grows as the analysis meets them. Of integers that blocks of a ranged
+    loop share, `several` has one symbol for all, and those of the blocks that its range meets."""
 
     loops: frozenset[Var] = frozenset()
     loaded: dict[Value, Size] = field(default_factory=dict)
+    several: dict[Size, tuple[Size, ...]] = field(default_factory=dict)
 
-    def symbol(self, load: Value) -> Size | None:
+    def symbol(self, load: Value, ranges: Ranges) -> Size | None:
         """The symbol of an integer from memory, where the kernel can load it."""
-        if load.args or load.dtype.itemsize < 4 or not load.variables() <= self.loops:
+        if load.args or load.dtype.itemsize < 4:
             return None
+        if load.variables() <= self.loops:
+            return self._one(load)
+        others = [loop for loop in load.variables() - self.loops if isinstance(loop, Var)]
+        if len(others) != 1 or others[0] not in ranges or not load.variables() <= {*self.loops, *others}:
+            return None
+        return self._of_blocks(load, others[0], ranges[others[0]])
+
+    def _one(self, load: Value) -> Size:
         return self.loaded.setdefault(load, ix.size(f"loaded{len(self.loaded)}", -ANY, ANY))
+
+    def _of_blocks(self, load: Value, loop: Var, ends: tuple[Expr, Expr]) -> Size | None:
+        """The symbol for the integers of all blocks that a range of the loop meets, where these are few."""
+        block, count = _block_of(load, loop), (ends[1] - ends[0]).as_int()
+        if block is None or count is None or count >= MOST_BLOCKS * block:
+            return None
+        places = [*(ends[0] + step for step in range(0, count, block)), ends[1]]
+        last = loop.extent - 1
+        parts = tuple(self._one(vs.substitute(load, {loop: ix.minimum(place, last)})) for place in places)
+        found = next((whole for whole, known in self.several.items() if known == parts), None)
+        if found is None:
+            found = ix.size(f"several{len(self.several)}", -ANY, ANY)
+            self.several[found] = parts
+        return found
+
+
+def _block_of(load: Value, loop: Var) -> int | None:
+    """How many neighbours of a loop read the same integer, where it is read at a quotient of the loop alone."""
+    offsets = vs.index_exprs(load)
+    atoms = {atom for e in offsets for mono, _ in e.terms for atom in mono if loop in ix.free_atoms(atom.expr())}
+    blocks = {atom.den.as_int() for atom in atoms if isinstance(atom, ix.FloorDiv) and atom.num is loop.expr()}
+    whole = all(isinstance(atom, ix.FloorDiv) and atom.num is loop.expr() for atom in atoms)
+    [block] = blocks if len(blocks) == 1 else [None]
+    return block if whole and block is not None and block > 1 else None
 
 
 def where_holds(condition: Value, along: Var, ranges: Ranges, known: Known | None = None) -> Holds:
@@ -93,9 +131,9 @@ class _Analysis:
             return EVERYWHERE if bool(value.attr) == wanted else NOWHERE
         if value.op == "not":
             return self.holds(value.args[0], not wanted)
-        if value.op in ("and", "or", "bitand", "bitor") and value.dtype is torch.bool:
+        if value.op in ("and", "within", "or", "bitand", "bitor") and value.dtype is torch.bool:
             left, right = (self.holds(arg, wanted) for arg in value.args)
-            return _both(left, right) if value.op.endswith("and") == wanted else _either(left, right)
+            return _either(left, right) if value.op.endswith("or") == wanted else _both(left, right)
         if value.op in COMPARISONS:
             return self._comparison(*COMPARISONS[value.op], value.args, wanted)
         return UNKNOWN
@@ -153,9 +191,21 @@ class _Analysis:
                 return None
             first, last = ends if step >= 0 else ends[::-1]
             least, most = least + step * (first - loop.expr()), most + step * (last - loop.expr())
+        least, most = self._of_blocks(least, ix.minimum), self._of_blocks(most, ix.maximum)
         atoms = {atom for end in (least, most) for atom in ix.free_atoms(end)}
         known = all(isinstance(atom, Size) or atom in self.known.loops for atom in atoms)
         return (least, most) if known else None
+
+    def _of_blocks(self, expr: Expr, least: Callable[[Expr, Expr], Expr]) -> Expr:
+        """An end with the least, or the most, of the integers of several blocks in their place."""
+        other = ix.maximum if least is ix.minimum else ix.minimum
+        for whole, parts in self.known.several.items():
+            step = ix.stride_of(expr, whole)
+            number = None if step is None else step.as_int()
+            if number:
+                found = reduce(least if number > 0 else other, (part.expr() for part in parts))
+                expr = expr + number * (found - whole.expr())
+        return expr
 
     def _index(self, value: Value) -> Expr | None:
         """An integer as an expression of loops, sizes, and integers from memory."""
@@ -165,7 +215,7 @@ class _Analysis:
             found: Expr = value.attr
             return found
         if value.op == "load":
-            symbol = self.known.symbol(value)
+            symbol = self.known.symbol(value, self.ranges)
             return None if symbol is None else symbol.expr()
         if value.op == "const":
             return ix.constant(int(value.attr))

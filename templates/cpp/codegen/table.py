@@ -30,6 +30,7 @@ CPP_OPS: dict[str, str] = {
     **{name: f"{name}_({{0}})" for name in _UNARY.split()},
     **{name: f"{name}_({{0}}, {{1}})" for name in _BINARY.split()},
     "where": "where_({0}, {1}, {2})",
+    "within": "and_({0}, {1})",
     "fma": "fma_({0}, {1}, {2})",
 }
 

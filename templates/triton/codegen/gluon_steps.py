@@ -155,7 +155,7 @@ class StepHalves:
         """Shared memory for the numbers of columns that the function reads, those that TMA can move."""
         axis = self._middle.axes[-1]
         emitter = self.slots.emitter((), (), {}, {})
-        loads = vs.loads([self._middle.value])
+        loads = vs.loads([self._middle.function()])
         rings = (self._column(emitter, load, axis, name, stages) for load in loads)
         return Columns.of(ring for ring in rings if ring is not None)
 

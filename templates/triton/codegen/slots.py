@@ -23,7 +23,7 @@ from kgen.templates.slots import Index, Lazy, OperandSlot, Pair, ResultSlot, Run
 from kgen.templates.triton.codegen.halves import HALVES, of_halves
 from kgen.templates.triton.codegen.packed import adjacent_count
 from kgen.templates.triton.codegen.powers import in_powers_of_two
-from kgen.templates.triton.codegen.runs import Run, Runs, runs_of
+from kgen.templates.triton.codegen.runs import ROW, Run, Runs, runs_of
 from kgen.templates.triton.codegen.table import TRITON_TYPES, literal
 from kgen.templates.triton.codegen.tile import Dimension, Folded, Parameters, TileEmitter, uniform_loops
 from kgen.templates.triton.codegen.tma_layout import TmaLayout, epilogue_tma_layout, tma_layout
@@ -310,10 +310,13 @@ class Slots:
         emitter.suffix = f"_{stem}"
         names = [row]
         loaded: dict[Atom, Expr] = {}
+        is_size = row in self.parameters.sizes
         for load, symbol in runs.known.loaded.items() if runs.known is not None else ():
-            name = emitter._bind(f"{stem}_{symbol.name}", emitter.emit(load))
+            name = emitter._bind(f"{stem}_{symbol.name}", emitter.emit(vs.substitute(load, {ROW: ix.size(row).expr()})))
             names.append(name)
             loaded[symbol] = ix.size(name, -ANY, ANY).expr()
+        if not is_size:
+            self.parameters.sizes.pop(row, None)
         kind = "tl.int64" if emitter.wide else "tl.int32"
         for k, edge in enumerate(runs.edges(ix.size(row).expr())):
             text = self._of_variables(emitter, ix.substitute(edge, loaded), names)

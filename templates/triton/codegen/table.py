@@ -50,7 +50,7 @@ _UNARY = (
 _BINARY = "maximum minimum fmax fmin floordiv truncdiv remainder fmod gcd ipow shl shr pow atan2 hypot copysign nextafter"
 _INFIX = {
     "add": "+", "sub": "-", "mul": "*", "eq": "==", "ne": "!=", "lt": "<", "le": "<=", "gt": ">", "ge": ">=",
-    "and": "&", "or": "|", "xor": "^", "bitand": "&", "bitor": "|", "bitxor": "^",
+    "and": "&", "within": "&", "or": "|", "xor": "^", "bitand": "&", "bitor": "|", "bitxor": "^",
 }  # fmt: skip
 
 # Operation -> text.

@@ -191,7 +191,7 @@ def _bytes_of_slot(problem: Problem) -> int:
     """Bytes of the tensors that a score's function reads for each score of its own."""
     middle = problem.middles["scores"]
     rows, columns = frozenset(problem.loops["m"]), frozenset(problem.loops["n"])
-    loads = {load: ix.free_atoms(load.attr[1][0]) for load in vs.loads([middle.value])}
+    loads = {load: ix.free_atoms(load.attr[1][0]) for load in vs.loads([middle.function()])}
     return sum(load.attr[2].itemsize for load, atoms in loads.items() if rows & atoms and columns & atoms)
 
 

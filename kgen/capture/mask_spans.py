@@ -1,0 +1,182 @@
+"""Masks of scores that only data decide, such as those of documents in one sequence, with the span of columns that they keep
+for each block of rows.
+
+    where(keep, s, -inf)   ->   where(within(keep, n >= first[m // 64] and n < last[m // 64]), s, -inf)
+    where first[i] is the least, and last[i] behind the greatest, n that some row of block i keeps
+
+What is compared follows from `keep`, so that no value changes. A template that makes scores tile by tile leaves out what is
+before the first and behind the last column of its rows: it reads these numbers as it reads the lengths of sequences. They are
+made anew for each call by kernels of their own, which evaluate the mask for all rows and columns of one head of those that
+share it. In backward, where tiles of columns go along rows, there are such spans of rows for blocks of columns, too.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator
+
+import torch
+from torch.fx import GraphModule, Node
+
+from kgen.capture.recompute_scores import Calls, behind_elementwise, grows, narrowest
+from kgen.ir.program import MatrixSizes
+
+__all__ = ["BLOCK", "WITHIN", "bound_masks"]
+
+aten, prims = torch.ops.aten, torch.ops.prims
+
+_library = torch.library.Library("kgen", "FRAGMENT")
+_library.define("within(Tensor condition, Tensor bounds) -> Tensor")
+_library.impl("within", torch.logical_and, "CompositeExplicitAutograd")
+WITHIN = torch.ops.kgen.within.default
+
+# Rows, or columns, that share a span.
+BLOCK = 64
+# Rows and columns of scores from which on tiles may be left out in any number.
+LEAST = 1024
+# Multiplications of a head's scores for each evaluation of a mask, at least: an evaluation takes as long as some ten
+# instructions on other units, and there have to be tiles to leave out.
+LEAST_WORK = 1024
+
+
+def bound_masks(gm: GraphModule, backward: bool, is_worth_it: Callable[[torch.device, MatrixSizes], bool]) -> GraphModule:
+    """The graph, changed in place; `backward` says whether it is of a backward pass. `is_worth_it` is asked where there is a
+    mask to which this applies."""
+    found = [node for node in gm.graph.nodes if _is_masked(node) and (sizes := _sizes_of(node)) is not None
+             and is_worth_it(node.meta["val"].device, sizes)]  # fmt: skip
+    for node in found:
+        _Rewrite(gm, node).run(backward)
+    if found:
+        gm.graph.lint()
+        gm.recompile()
+    return gm
+
+
+def _is_masked(node: Node) -> bool:
+    """Whether a call makes -inf of elements that a condition on data, of some matrix, does not keep."""
+    if node.target is not aten.where.self or node.kwargs or not isinstance(node.args[0], Node):
+        return False
+    value, condition = node.meta["val"], node.args[0].meta["val"]
+    shape = condition.shape
+    if not value.dtype.is_floating_point or len(shape) < 1 or value.dim() < 2:
+        return False
+    if any(not isinstance(n, int) for n in (*value.shape, *shape)) or min(value.shape[-2:]) < LEAST:
+        return False
+    rows, columns = (1, *shape)[-2:]
+    return columns == value.shape[-1] and rows in (1, value.shape[-2]) and _kept_side(node) is not None and _has_data(node.args[0])
+
+
+def _kept_side(node: Node) -> int | None:
+    """The branch of a choice whose other one is -inf."""
+    infinite = [_is_minus_infinity(arg) for arg in node.args[1:]]
+    return infinite.index(False) if any(infinite) and not all(infinite) else None
+
+
+def _is_minus_infinity(node: object) -> bool:
+    if not isinstance(node, Node):
+        return node == -math.inf
+    if node.target in (aten.scalar_tensor.default, aten.full.default):
+        return node.args[-1 if node.target is aten.full.default else 0] == -math.inf
+    return node.target in (aten.full_like.default,) and node.args[1] == -math.inf
+
+
+def _has_data(condition: Node) -> bool:
+    """Whether numbers from memory, one for each column, take part in a condition."""
+    columns, seen, waiting = condition.meta["val"].shape[-1], set[Node](), [condition]
+    while waiting:
+        node = waiting.pop()
+        value = node.meta.get("val")
+        if node in seen or not isinstance(value, torch.Tensor):
+            continue
+        seen.add(node)
+        if node.op in ("placeholder", "get_attr"):
+            if columns in value.shape:
+                return True
+            continue
+        waiting += node.all_input_nodes
+    return False
+
+
+def _sizes_of(node: Node) -> MatrixSizes | None:
+    """Of the scores around a mask, where a contraction makes them and is worth more than the mask."""
+    value, condition = node.meta["val"], node.args[0].meta["val"]  # type: ignore[union-attr]
+    kept = node.args[1 + (_kept_side(node) or 0)]
+    if not isinstance(kept, Node):
+        return None
+    made = [one for one in _scores(kept, node) if grows(one)]
+    if not made:
+        return None
+    summed = {operands[0].meta["val"].shape[-1] for one in made for operands in [one.args[-2:]]}
+    heads = made[0].meta["val"].numel() // max(1, condition.numel())
+    if 2 * heads * max(summed) < LEAST_WORK:
+        return None
+    rows, columns = value.shape[-2:]
+    return MatrixSizes(rows, columns, frozenset(summed), narrowest(made[0]))
+
+
+def _scores(kept: Node, masked: Node) -> Iterator[Node]:
+    """What makes the scores: of the choice itself, or, where that is a mask that is added, of the sum."""
+    matrix = math.prod(masked.meta["val"].shape[-2:])
+    yield from behind_elementwise([kept], matrix)
+    for user in masked.users:
+        if user.target is aten.add.Tensor:
+            yield from behind_elementwise([user], matrix)
+
+
+class _Rewrite(Calls):
+    """Says of one mask what it is within."""
+
+    def __init__(self, gm: GraphModule, node: Node) -> None:
+        super().__init__(gm.graph, node)
+        self.node = node
+
+    def run(self, backward: bool) -> None:
+        node, side = self.node, _kept_side(self.node)
+        condition, *branches = node.args
+        assert isinstance(condition, Node)
+        with self.graph.inserting_before(node):
+            kept = condition if side == 0 else self._call(aten.logical_not.default, condition)
+            rows = (1, *condition.meta["val"].shape)[-2]
+            bounds = self._span(kept, -1, rows)
+            if backward and rows > 1:
+                bounds = self._call(aten.logical_and.default, bounds, self._span(kept, -2, rows))
+            kept = self._call(WITHIN, kept, bounds)
+        node.args = (kept, *(branches if side == 0 else branches[::-1]))
+
+    def _span(self, kept: Node, along: int, rows: int) -> Node:
+        """Whether a place along an axis is not outside of the span that the block of the other axis' place keeps."""
+        value = kept.meta["val"]
+        length, others = value.shape[along], 1 if rows == 1 else value.shape[-3 - along]
+        places = self._call(
+            prims.iota.default, length, start=0, step=1, dtype=torch.int32, device=value.device, requires_grad=False
+        )
+        if along == -2:
+            places = self._call(aten.unsqueeze.default, places, 1)
+        behind = self._call(aten.add.Tensor, places, 1)
+        first = self._call(aten.amin.default, self._chosen(kept, places, length), [along])
+        last = self._call(aten.amax.default, self._chosen(kept, behind, 0), [along])
+        least = self._of_blocks(first, aten.amin.default, others, length, along)
+        most = self._of_blocks(last, aten.amax.default, others, 0, along)
+        return self._call(
+            aten.logical_and.default,
+            self._call(aten.ge.Tensor, places, least),
+            self._call(aten.lt.Tensor, places, most),
+        )
+
+    def _chosen(self, kept: Node, places: Node, otherwise: int) -> Node:
+        number = self._call(aten.scalar_tensor.default, otherwise, dtype=torch.int32, device=kept.meta["val"].device)
+        return self._call(aten.where.self, kept, places, number)
+
+    def _of_blocks(self, ends: Node, fold: object, length: int, neutral: int, along: int) -> Node:
+        """What ends of rows are in each block, for each row of it."""
+        if length > 1:
+            batch = list(ends.meta["val"].shape[:-1])
+            blocks = -(-length // BLOCK)
+            if length % BLOCK:
+                ends = self._call(aten.constant_pad_nd.default, ends, [0, blocks * BLOCK - length], neutral)
+            ends = self._call(fold, self._call(aten.reshape.default, ends, [*batch, blocks, BLOCK]), [-1])
+            ends = self._call(aten.expand.default, self._call(aten.unsqueeze.default, ends, -1), [*batch, blocks, BLOCK])
+            ends = self._call(aten.reshape.default, ends, [*batch, blocks * BLOCK])
+            if length % BLOCK:
+                ends = self._call(aten.slice.Tensor, ends, -1, 0, length)
+        return self._call(aten.unsqueeze.default, ends, along)
