@@ -126,15 +126,6 @@ def zeros(value: Value) -> Zeros | None:
     return min(found, key=lambda one: len(one.guards), default=None)
 
 
-def stripped(value: Value) -> Value:
-    """The value with each condition in the place of itself and of what it is said to be within."""
-
-    def visit(old: Value, args: tuple[Value, ...], _: object) -> Value:
-        return args[0] if old.op == "within" else old if args == old.args else vs.rebuild(old, args, old.attr)
-
-    return vs.rewrite([value], visit)[value]
-
-
 def assuming(value: Value, condition: Value) -> Value:
     """The value where the condition holds: branches that depend on parts of it are decided."""
     known = dict(_parts(condition, True))
@@ -236,4 +227,4 @@ def _is(value: Value, number: float) -> bool:
     return value.op == "const" and value.attr == number
 
 
-__all__ = ["Fill", "Zeros", "assuming", "both", "fill_of", "kept", "stripped", "zeros"]
+__all__ = ["Fill", "Zeros", "assuming", "both", "fill_of", "kept", "zeros"]

@@ -42,10 +42,14 @@ LEAST_WORK = 1024
 def bound_masks(gm: GraphModule, backward: bool, is_worth_it: Callable[[torch.device, MatrixSizes], bool]) -> GraphModule:
     """The graph, changed in place; `backward` says whether it is of a backward pass. `is_worth_it` is asked where there is a
     mask to which this applies."""
-    found = [node for node in gm.graph.nodes if _is_masked(node) and (sizes := _sizes_of(node)) is not None
-             and is_worth_it(node.meta["val"].device, sizes)]  # fmt: skip
-    for node in found:
-        _Rewrite(gm, node).run(backward)
+    found: dict[tuple[Node, int], Node] = {}
+    for node in gm.graph.nodes:
+        if _is_masked(node) and (side := _kept_side(node, -math.inf)) is not None:
+            sizes = _sizes_of(node, side)
+            if sizes is not None and is_worth_it(node.meta["val"].device, sizes):
+                found.setdefault((node.args[0], side), node)
+    for (condition, side), node in found.items():
+        _Rewrite(gm, node, condition, side).run(backward)
     if found:
         gm.graph.lint()
         gm.recompile()
@@ -63,21 +67,21 @@ def _is_masked(node: Node) -> bool:
     if any(not isinstance(n, int) for n in (*value.shape, *shape)) or min(value.shape[-2:]) < LEAST:
         return False
     rows, columns = (1, *shape)[-2:]
-    return columns == value.shape[-1] and rows in (1, value.shape[-2]) and _kept_side(node) is not None and _has_data(node.args[0])
+    return columns == value.shape[-1] and rows in (1, value.shape[-2]) and _has_data(node.args[0])
 
 
-def _kept_side(node: Node) -> int | None:
-    """The branch of a choice whose other one is -inf."""
-    infinite = [_is_minus_infinity(arg) for arg in node.args[1:]]
-    return infinite.index(False) if any(infinite) and not all(infinite) else None
+def _kept_side(node: Node, number: float) -> int | None:
+    """The branch of a choice whose other one is a number."""
+    found = [_is_number(arg, number) for arg in node.args[1:]]
+    return found.index(False) if any(found) and not all(found) else None
 
 
-def _is_minus_infinity(node: object) -> bool:
+def _is_number(node: object, number: float) -> bool:
     if not isinstance(node, Node):
-        return node == -math.inf
-    if node.target in (aten.scalar_tensor.default, aten.full.default):
-        return node.args[-1 if node.target is aten.full.default else 0] == -math.inf
-    return node.target in (aten.full_like.default,) and node.args[1] == -math.inf
+        return node == number
+    if node.target in (aten.full.default, aten.full_like.default):
+        return bool(node.args[1] == number)
+    return node.target is aten.scalar_tensor.default and bool(node.args[0] == number)
 
 
 def _has_data(condition: Node) -> bool:
@@ -97,10 +101,10 @@ def _has_data(condition: Node) -> bool:
     return False
 
 
-def _sizes_of(node: Node) -> MatrixSizes | None:
+def _sizes_of(node: Node, side: int) -> MatrixSizes | None:
     """Of the scores around a mask, where a contraction makes them and is worth more than the mask."""
     value, condition = node.meta["val"], node.args[0].meta["val"]  # type: ignore[union-attr]
-    kept = node.args[1 + (_kept_side(node) or 0)]
+    kept = node.args[1 + side]
     if not isinstance(kept, Node):
         return None
     made = [one for one in _scores(kept, node) if grows(one)]
@@ -124,24 +128,30 @@ def _scores(kept: Node, masked: Node) -> Iterator[Node]:
 
 
 class _Rewrite(Calls):
-    """Says of one mask what it is within."""
+    """Says of one condition, which keeps the branch `side` of choices, what it is within: the first of these is `node`."""
 
-    def __init__(self, gm: GraphModule, node: Node) -> None:
+    def __init__(self, gm: GraphModule, node: Node, condition: Node, side: int) -> None:
         super().__init__(gm.graph, node)
-        self.node = node
+        self.node, self.condition, self.side = node, condition, side
 
     def run(self, backward: bool) -> None:
-        node, side = self.node, _kept_side(self.node)
-        condition, *branches = node.args
-        assert isinstance(condition, Node)
-        with self.graph.inserting_before(node):
-            kept = condition if side == 0 else self._call(aten.logical_not.default, condition)
-            rows = (1, *condition.meta["val"].shape)[-2]
+        masked = [user for user in self.condition.users if self._is_masked_by_it(user)]
+        order = {node: k for k, node in enumerate(self.graph.nodes)}
+        with self.graph.inserting_before(min(masked, key=order.__getitem__)):
+            kept = self.condition if self.side == 0 else self._call(aten.logical_not.default, self.condition)
+            rows = (1, *self.condition.meta["val"].shape)[-2]
             bounds = self._span(kept, -1, rows)
             if backward and rows > 1:
                 bounds = self._call(aten.logical_and.default, bounds, self._span(kept, -2, rows))
             kept = self._call(WITHIN, kept, bounds)
-        node.args = (kept, *(branches if side == 0 else branches[::-1]))
+        for user in masked:
+            user.args = (kept, *(user.args[1:] if self.side == 0 else user.args[:0:-1]))
+
+    def _is_masked_by_it(self, user: Node) -> bool:
+        """Whether the other branch is -inf, or 0 as in gradients."""
+        if user.target is not aten.where.self or user.kwargs or user.args[0] is not self.condition:
+            return False
+        return self.side in (_kept_side(user, -math.inf), _kept_side(user, 0.0))
 
     def _span(self, kept: Node, along: int, rows: int) -> Node:
         """Whether a place along an axis is not outside of the span that the block of the other axis' place keeps."""

@@ -112,7 +112,18 @@ def _block_of(load: Value, loop: Var) -> int | None:
 
 def where_holds(condition: Value, along: Var, ranges: Ranges, known: Known | None = None) -> Holds:
     """Where a condition holds along a loop, while each other one has any index of its range, or the one that it has."""
-    return _Analysis(along, ranges, known or Known()).holds(condition, True)
+    return _Analysis(along, ranges, known).holds(condition, True)
+
+
+def without_bounds(value: Value) -> Value:
+    """The value with each condition in the place of itself and of what it is said to be within."""
+    if all(part.op != "within" for part in vs.topological([value])):
+        return value
+
+    def visit(old: Value, args: tuple[Value, ...], _: object) -> Value:
+        return args[0] if old.op == "within" else old if args == old.args else vs.rebuild(old, args, old.attr)
+
+    return vs.rewrite([value], visit)[value]
 
 
 def _joined(how: Callable[[Expr, Expr], Expr], a: Expr | None, b: Expr | None) -> Expr | None:
@@ -123,7 +134,7 @@ def _joined(how: Callable[[Expr, Expr], Expr], a: Expr | None, b: Expr | None) -
 class _Analysis:
     along: Var
     ranges: Ranges
-    known: Known
+    known: Known | None
 
     def holds(self, value: Value, wanted: bool) -> Holds:
         """Where a condition is as it is `wanted`."""
@@ -193,13 +204,14 @@ class _Analysis:
             least, most = least + step * (first - loop.expr()), most + step * (last - loop.expr())
         least, most = self._of_blocks(least, ix.minimum), self._of_blocks(most, ix.maximum)
         atoms = {atom for end in (least, most) for atom in ix.free_atoms(end)}
-        known = all(isinstance(atom, Size) or atom in self.known.loops for atom in atoms)
+        loops = frozenset[Var]() if self.known is None else self.known.loops
+        known = all(isinstance(atom, Size) or atom in loops for atom in atoms)
         return (least, most) if known else None
 
     def _of_blocks(self, expr: Expr, least: Callable[[Expr, Expr], Expr]) -> Expr:
         """An end with the least, or the most, of the integers of several blocks in their place."""
         other = ix.maximum if least is ix.minimum else ix.minimum
-        for whole, parts in self.known.several.items():
+        for whole, parts in self.known.several.items() if self.known is not None else ():
             step = ix.stride_of(expr, whole)
             number = None if step is None else step.as_int()
             if number:
@@ -215,7 +227,7 @@ class _Analysis:
             found: Expr = value.attr
             return found
         if value.op == "load":
-            symbol = self.known.symbol(value, self.ranges)
+            symbol = None if self.known is None else self.known.symbol(value, self.ranges)
             return None if symbol is None else symbol.expr()
         if value.op == "const":
             return ix.constant(int(value.attr))
@@ -239,4 +251,4 @@ def _either(left: Holds, right: Holds) -> Holds:
     return Holds(may, left.must or right.must)
 
 
-__all__ = ["Holds", "Known", "Ranges", "Span", "where_holds"]
+__all__ = ["Holds", "Known", "Ranges", "Span", "where_holds", "without_bounds"]

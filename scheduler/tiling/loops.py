@@ -20,6 +20,7 @@ from kgen.ir import ops
 from kgen.ir import values as vs
 from kgen.ir.index import Atom, Expr, Sizes, Var
 from kgen.ir.plan import TILE, Kernel, Nest
+from kgen.ir.spans import without_bounds
 from kgen.ir.values import Value
 
 GATHER = 6.0
@@ -236,10 +237,11 @@ def collapsed(kernel: Kernel) -> Kernel:
     return replace(kernel, outer=outer, inner=inner, statements=statements)
 
 
-def _all_exprs(kernel: Kernel) -> list[Expr]:
+def _all_exprs(kernel: Kernel, bounds: bool = True) -> list[Expr]:
+    """Without `bounds` not those of what conditions are said to be within."""
     found: dict[Expr, None] = {}
     for s in kernel.statements:
-        for value in vs.topological(s.roots):
+        for value in vs.topological(s.roots if bounds else map(without_bounds, s.roots)):
             for e in vs.index_exprs(value):
                 found[e] = None
         ranked = [s.rank] if s.rank is not None and (s.op in ("argmax", "argmin") or s.in_order) else []
@@ -349,7 +351,7 @@ class _Split:
 def _splits(kernel: Kernel) -> Iterator[_Split]:
     """The kernel after each step of `unflattened`."""
     for _ in range(MAX_TURNS):
-        outer, inner, mapping = unflattened_loops(kernel.outer, kernel.inner, _all_exprs(kernel))
+        outer, inner, mapping = unflattened_loops(kernel.outer, kernel.inner, _all_exprs(kernel, bounds=False))
         if not mapping:
             return
         statements = tuple(s.substituted(mapping) for s in kernel.statements)

@@ -189,7 +189,7 @@ def _why_out_of_order(values: Problem) -> str | None:
     if middle.guards and middle.guard_axis != middle.axes[-1]:
         return "its mask says nothing of some rows, and something of others"
     config = values.template.config(BLOCK_M=ROWS, BLOCK_N=ROWS)
-    runs = runs_of(values, "weights", config, PROGRAMS * ROWS, bool(middle.guards))
+    runs = runs_of(values, "weights", config, PROGRAMS * ROWS, by_batch=True)
     if runs.known is not None and runs.known.loaded:
         return "its mask depends on integers in memory"
     edges = runs.edges(ROW.expr())

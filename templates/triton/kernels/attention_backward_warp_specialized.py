@@ -63,14 +63,16 @@ PAIRS = (("Q", "K"), ("G", "V"))
 class Facts:
     """`rows` of a program, the `gradient` and the one of `values` among its problems, that of `queries` where it is made with
     those of keys and of values. Sums are multiplied by `factor` at last.
-    A `guarded` mask says nothing of a batch where some numbers are not 0. Programs begin with the last rows if those have most
-    tiles. Then warps and registers of those beside the first group."""
+    A `guarded` mask says nothing of a batch where some numbers are not 0; of it, and of one that numbers in memory bound, tiles
+    are left out `by_batch`. Programs begin with the last rows if those have most tiles. Then warps and registers of those beside
+    the first group."""
 
     rows: int
     gradient: int | None
     values: int | None
     factor: float
     guarded: bool
+    by_batch: bool
     last_first: bool
     warps: list[int]
     registers: list[int]
@@ -87,10 +89,10 @@ class Facts:
 
     def placed(self, last_edge: int) -> list[str]:
         """The variables that say where a program is, if they are found before warps part: what a guard says is looked up in
-        memory, and so is the number of a program that others wait for."""
+        memory, and so are bounds of masks, and the number of a program that others wait for."""
         found = ["b", "first", *(f"edge{k}" for k in range(last_edge + 1))]
         if self.queries is None:
-            return found if self.guarded else []
+            return found if self.by_batch else []
         return [*found, "edge_holds"] if self.guarded else found
 
 
@@ -157,7 +159,7 @@ class _WarpSpecialized(KernelTemplate):
         factor = 1.0 if gradient is None else _last_factor(problems[gradient])
         return Facts(
             config.PROGRAMS * config.BLOCK_M, gradient, values, factor,
-            values is not None and _is_guarded(problems[values]), _last_first(problems[0], config),
+            values is not None and _is_guarded(problems[values]), _by_batch(problems[0]), _last_first(problems[0], config),
             [config.WARPS] * others + [1], [multiplying] * others + [loading],
         )  # fmt: skip
 
@@ -244,8 +246,9 @@ def _why_apart(gradient: Problem, values: Problem) -> str | None:
 def _made(problem: Problem) -> tuple[object, ...]:
     """The runs of tiles, as a program of some rows sees them."""
     config = problem.template.config(BLOCK_M=ROWS, BLOCK_N=ROWS)
-    runs = runs_of(problem, _step(problem), config, 0, _is_guarded(problem))
-    return runs.all, tuple(runs.edges(ix.size("row").expr()))
+    runs = runs_of(problem, _step(problem), config, 0, _by_batch(problem))
+    loaded = () if runs.known is None else tuple(runs.known.loaded)
+    return runs.all, tuple(runs.edges(ix.size("row").expr())), loaded
 
 
 def _unmeasured_function(problem: Problem) -> str | None:
@@ -263,6 +266,14 @@ def _is_guarded(problem: Problem) -> bool:
     return bool(problem.middles[_step(problem)].guards)
 
 
+@memoised
+def _by_batch(problem: Problem) -> bool:
+    """Whether which tiles are left out depends on numbers in memory."""
+    config = problem.template.config(BLOCK_M=ROWS, BLOCK_N=ROWS)
+    known = runs_of(problem, _step(problem), config, 0, True).known
+    return _is_guarded(problem) or (known is not None and bool(known.loaded))
+
+
 def _step(problem: Problem) -> str:
     """The step whose result is multiplied last."""
     return "weights" if _is_of_values(problem) else "dscores"
@@ -276,9 +287,16 @@ def _last_factor(problem: Problem) -> float:
 def _last_first(problem: Problem, config: Config) -> bool:
     """Whether the last rows have more tiles than the first ones."""
     rows = config.PROGRAMS * config.BLOCK_M
-    runs, last = runs_of(problem, _step(problem), config, rows, _is_guarded(problem)), max(0, problem.size("m") - rows)
-    edges = [[problem.sizes.of(edge) for edge in runs.edges(ix.constant(first))] for first in (0, last)]
-    return edges[1][-1] - edges[1][0] > edges[0][-1] - edges[0][0]
+    runs, last = runs_of(problem, _step(problem), config, rows, _by_batch(problem)), max(0, problem.size("m") - rows)
+    loaded = () if runs.known is None else runs.known.loaded.values()
+
+    def count(first: int) -> int:
+        """Of the tiles that a program may make, whatever is in memory."""
+        begin, *_, end = runs.edges(ix.constant(first))
+        least, most = ({symbol: bound for symbol in loaded} for bound in (ix.ZERO, runs.length))
+        return problem.sizes.of(ix.substitute(end, most)) - problem.sizes.of(ix.substitute(begin, least))
+
+    return count(last) > count(0)
 
 
 def _longest(problem: Problem) -> int:
