@@ -40,7 +40,12 @@ def _yes(*_: object) -> bool:
 
 
 def training_plans(
-    fn: Callable[..., Any], *args: Tensor, gpu: bool = True, only: Only | None = None, default: bool = False
+    fn: Callable[..., Any],
+    *args: Tensor,
+    gpu: bool = True,
+    only: Only | None = None,
+    default: bool = False,
+    after_split: Callable[[GraphModule], GraphModule] = lambda gm: gm,
 ) -> list[Schedule]:
     """The schedules of the forward graph, and of the backward one. Both run in eager. By `default` estimates decide, else
     templates of attention take what they can."""
@@ -49,7 +54,7 @@ def training_plans(
 
     def keep(gm: GraphModule, _: Any) -> Any:
         with _disable_current_modes():  # reading constants needs real tensors
-            gm = expand(gm)
+            gm = after_split(expand(gm))
             plans.append(plan_of(gm, options_for(gpu, only)))
         return make_boxed_func(gm.forward)
 

@@ -57,7 +57,7 @@ class Row:
     """A function with the argument lists to call it with, all through one graph: the first is traced, with symbolic sizes when
     `dynamic`. `agrees(args, got, want)` raises when results differ; these are the results of the call, followed by the
     arguments as the call left them. `externs` are the operators that may be library calls (None: any). With gradients, the
-    graph of both goes through `before_split`."""
+    graph of both goes through `before_split`, and each of the two through `after_split`."""
 
     name: str
     fn: Callable[..., Any]
@@ -71,6 +71,7 @@ class Row:
     strides: bool = False  # also compare strides of results
     oracle: bool = False  # also compare with the evaluator on the lowered graph
     before_split: Callable[[GraphModule], GraphModule] | None = None
+    after_split: Callable[[GraphModule], GraphModule] | None = None
 
 
 @dataclass
@@ -131,15 +132,16 @@ def _attempt(job: _Job, action: Callable[[], None]) -> None:
 
 def _trace(job: _Job, functions: _Functions) -> None:
     """Traces on the first sample. The first call runs the graph in eager: its kernels do not exist yet."""
+    row = job.row
 
     def compile_graph(gm: GraphModule, _: Any = None) -> Callable[..., Any]:
         with _disable_current_modes():  # as kgen.capture.torch_adapter does: reading constants needs real tensors
+            gm = gm if row.after_split is None else row.after_split(gm)
             graph = _Graph(plan_of(gm, functions.options), gm)
             functions.add(graph)
         job.graphs.append(graph)
         return graph
 
-    row = job.row
     if row.constants:
         made = compile_graph(capture(row.fn, row.samples[0], "symbolic" if row.dynamic else "fake"))
         job.compiled = lambda *args: made(*(a for a in args if isinstance(a, torch.Tensor | int)))

@@ -18,6 +18,7 @@ from collections.abc import Callable, Iterator
 import torch
 from torch.fx import GraphModule, Node
 
+from kgen.capture import torch_adapter
 from kgen.capture.recompute_scores import Calls, behind_elementwise, grows, narrowest
 from kgen.ir.program import MatrixSizes
 
@@ -137,7 +138,8 @@ class _Rewrite(Calls):
     def run(self, backward: bool) -> None:
         masked = [user for user in self.condition.users if self._is_masked_by_it(user)]
         order = {node: k for k, node in enumerate(self.graph.nodes)}
-        with self.graph.inserting_before(min(masked, key=order.__getitem__)):
+        first = min(masked, key=order.__getitem__)
+        with self.graph.inserting_before(first), torch_adapter.fake_mode_of(first):
             kept = self.condition if self.side == 0 else self._call(aten.logical_not.default, self.condition)
             rows = (1, *self.condition.meta["val"].shape)[-2]
             bounds = self._span(kept, -1, rows)

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from dataclasses import replace
+from typing import Any
 
 import pytest
 import torch
@@ -12,8 +14,11 @@ from torch import Tensor
 from torch.nn.attention.flex_attention import flex_attention
 
 from kgen.build import triton
+from kgen.capture import mask_spans
+from kgen.capture.mask_spans import bound_masks
 from kgen.cost import model
 from kgen.ir.plan import Choice, ComboKernel, Launch, Schedule, members
+from kgen.only import Only
 from kgen.rendered.gpu_kernel import TritonKernel
 from kgen.scheduler.selection.choose import chosen_problem
 from tests.attention_gradients import r
@@ -23,6 +28,11 @@ from tests.codegen import options_for, rendered
 from tests.templates.triton.test_triton_attention import ARCHES, causal, scored
 
 LENGTH = 512
+SPECIALIZED = (
+    "triton_attention_backward_warp_specialized",
+    "triton_attention_backward_values_warp_specialized",
+)
+HOPPER = Only("triton_attention_warp_specialized", lambda configs: configs[0], also=SPECIALIZED)
 # Bytes of a thread's registers that may go to memory: a window's gradient of the values takes 8 on compute capability 8.0.
 SPILLED = 8
 
@@ -70,14 +80,15 @@ def _configured(plan: Schedule, launch: Launch, arch: int) -> tuple[Launch, int]
     problems = [chosen_problem(one, plan.graph, ARCHES[arch]) for one in members(launch)]
     config = next(c for c in model.feasible(problems[0]) if all(model.fits(one, c) for one in problems))
     shared = max(one.template.resources(one, config).shared for one in problems)
-    parts = tuple(replace(one, choice=Choice(problems[0].template.name, config.values)) for one in members(launch))
+    pairs = zip(members(launch), problems, strict=True)
+    parts = tuple(replace(one, choice=Choice(problem.template.name, config.values)) for one, problem in pairs)
     return (replace(launch, members=parts) if isinstance(launch, ComboKernel) else parts[0]), shared
 
 
-def plans_of(name: str, head: int) -> list[tuple[Schedule, Launch]]:
+def plans_of(name: str, head: int, **how: Any) -> list[tuple[Schedule, Launch]]:
     function, more = PATTERNS[name]
     operands = [r(1, 2, LENGTH, head, dtype=torch.bfloat16).requires_grad_() for _ in range(3)]
-    return [(plan, one) for plan in training_plans(function, *operands, *more()) for one in attention_of(plan)]
+    return [(plan, one) for plan in training_plans(function, *operands, *more(), **how) for one in attention_of(plan)]
 
 
 @pytest.mark.ptx
@@ -98,3 +109,18 @@ def test_training_compiles(name: str, head: int, arch: int, monkeypatch: pytest.
     launches = plans_of(name, head)
     assert [len(members(one)) for _, one in launches] == [1, 1, 2]
     compiled(launches, arch)
+
+
+@pytest.mark.ptx
+@pytest.mark.parametrize(("only", "head"), [(GPU, 64), (GPU, 128), (HOPPER, 64)], ids=["portable", "long", "Hopper"])
+def test_spans_of_masks_compile(only: Only, head: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of documents: each program reads where its tiles begin and end, forward and in gradients."""
+    monkeypatch.setattr(mask_spans, "LEAST", 256)
+    monkeypatch.setattr(mask_spans, "LEAST_WORK", 0)
+    launches = plans_of("documents", head, only=only, after_split=lambda gm: bound_masks(gm, True, lambda *_: True))
+    assert sorted(len(members(one)) for _, one in launches) == [1, 1, 2]
+    for plan, one in launches:
+        made, _ = _configured(plan, one, 90)
+        source = rendered(made, plan, "kernel", options_for(True, only)).launch.source
+        assert re.search(r"edge_loaded\d", source)
+    compiled(launches, 90)
