@@ -21,6 +21,7 @@ from functools import lru_cache
 import torch
 
 from kgen.ir import values as vs
+from kgen.ir.index import Var
 from kgen.ir.values import Value
 
 # Results of these are numbers of moderate size where arguments are: 0 times one of them is 0.
@@ -59,6 +60,8 @@ MODERATE = frozenset(
         "ne",
     ]
 )
+# Loops of each axis.
+Axes = tuple[frozenset[Var], ...]
 # They leave 0 as it is.
 KEEPING_ZERO = frozenset(("neg", "round_to"))
 
@@ -107,22 +110,22 @@ def fill_of(value: Value) -> Fill | None:
 
 
 @lru_cache(maxsize=4096)
-def zeros(value: Value) -> Zeros | None:
-    """Where a value is 0; of several answers one without guards."""
+def zeros(value: Value, axes: Axes = ()) -> Zeros | None:
+    """Where a value is 0; of several answers one without guards, unless only another one is of loops of all these axes."""
     if value.op in KEEPING_ZERO or (value.op == "cast" and value.args[0].dtype.is_floating_point):
-        return zeros(value.args[0])
+        return zeros(value.args[0], axes)
     if value.op == "where":
-        return _zeros_of_branch(value)
+        return _zeros_of_branch(value, axes)
     if value.op == "exp":
         return _zeros_of_power(value)
     if value.op == "truediv":
-        return zeros(value.args[0]) if value.args[1].op == "const" and value.args[1].attr not in (0, math.inf) else None
+        return zeros(value.args[0], axes) if value.args[1].op == "const" and value.args[1].attr not in (0, math.inf) else None
     if value.op in ("add", "sub"):
-        return _zeros_of_both(*map(zeros, value.args))
+        return _zeros_of_both(*(zeros(arg, axes) for arg in value.args))
     if value.op != "mul":
         return None
     pairs = (value.args, value.args[::-1])
-    found = [one for factor, other in pairs if _is_moderate(other) and (one := zeros(factor)) is not None]
+    found = [one for factor, other in pairs if _is_moderate(other) and (one := zeros(factor, axes)) is not None]
     return min(found, key=lambda one: len(one.guards), default=None)
 
 
@@ -148,13 +151,20 @@ def both(condition: Value, more: Value | None) -> Value:
     return condition if more is None else vs.call("and", condition, more)
 
 
-def _zeros_of_branch(value: Value) -> Zeros | None:
+def _zeros_of_branch(value: Value, axes: Axes) -> Zeros | None:
     condition, yes, no = value.args
     for one, other, holds in ((no, yes, condition), (yes, no, vs.call("not", condition))):
         if _is(one, 0):
-            inside = zeros(other)
-            return Zeros(holds if inside is None or inside.guards else both(holds, inside.condition))
+            inside = zeros(other, axes)
+            if inside is None or (inside.guards and (_is_of(holds, axes) or not _is_of(inside.condition, axes))):
+                return Zeros(holds)
+            return Zeros(both(holds, inside.condition), tuple(vs.where(holds, guard, one) for guard in inside.guards))
     return None
+
+
+def _is_of(condition: Value, axes: Axes) -> bool:
+    """Whether a condition depends on a loop of each axis."""
+    return all(not axis.isdisjoint(condition.variables()) for axis in axes)
 
 
 def _zeros_of_both(left: Zeros | None, right: Zeros | None) -> Zeros | None:

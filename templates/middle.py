@@ -79,10 +79,10 @@ class Middle:
     @property
     def _zeros(self) -> masks.Zeros | None:
         """Guards of several axes are too many to look at."""
-        found = masks.zeros(self.value)  # guards have no masks
+        rows, columns = (frozenset(self.loops.get(axis, ())) for axis in self.axes[-2:])
+        found = masks.zeros(self.value, (rows, columns))
         if found is None or not found.guards:
             return found
-        rows, columns = (frozenset(self.loops.get(axis, ())) for axis in self.axes[-2:])
         names = frozenset[Var]().union(*(guard.variables() for guard in found.guards))
         return found if self.loops and not (names & rows and names & columns) else None
 

@@ -13,13 +13,16 @@ share it. In backward, where tiles of columns go along rows, there are such span
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
+import operator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 
 import torch
 from torch.fx import GraphModule, Node
+from torch.fx.node import map_arg
 
 from kgen.capture import torch_adapter
-from kgen.capture.recompute_scores import Calls, behind_elementwise, grows, narrowest
+from kgen.capture.operators import is_pure
+from kgen.capture.recompute_scores import SAME, Calls, behind_elementwise, grows, narrowest
 from kgen.ir.program import MatrixSizes
 
 __all__ = ["BLOCK", "WITHIN", "bound_masks"]
@@ -43,32 +46,70 @@ LEAST_WORK = 1024
 def bound_masks(gm: GraphModule, backward: bool, is_worth_it: Callable[[torch.device, MatrixSizes], bool]) -> GraphModule:
     """The graph, changed in place; `backward` says whether it is of a backward pass. `is_worth_it` is asked where there is a
     mask to which this applies."""
-    found: dict[tuple[Node, int], Node] = {}
+    numbers = _numbered(gm)
+    found: dict[tuple[int, int], Node] = {}
     for node in gm.graph.nodes:
         if _is_masked(node) and (side := _kept_side(node, -math.inf)) is not None:
             sizes = _sizes_of(node, side)
             if sizes is not None and is_worth_it(node.meta["val"].device, sizes):
-                found.setdefault((node.args[0], side), node)
-    for (condition, side), node in found.items():
-        _Rewrite(gm, node, condition, side).run(backward)
+                found.setdefault((numbers[_condition(node)], side), node)
+    for number, side in found:
+        masked = [node for node in numbers if _is_masked_by(node, number, side, numbers)]
+        _Rewrite(gm, masked, side).run(backward)
     if found:
         gm.graph.lint()
         gm.recompile()
     return gm
 
 
+def _numbered(gm: GraphModule) -> dict[Node, int]:
+    """A number for each node, the same for calls that compute the same: a mask may be written for each choice anew."""
+    numbers: dict[Node, int] = {}
+    known: dict[object, int] = {}
+    for node in gm.graph.nodes:
+        key: object = node
+        if is_pure(node.target):
+            args, kwargs = map_arg((node.args, node.kwargs), lambda one: ("node", numbers[one]))
+            key = node.target, repr(args), repr(kwargs)
+        numbers[node] = known.setdefault(key, len(known))
+    return numbers
+
+
+def _is_masked_by(node: Node, number: int, side: int, numbers: Mapping[Node, int]) -> bool:
+    """Whether a call is a choice by that condition whose other branch is -inf, or 0 as in gradients."""
+    if node.target is not aten.where.self or node.kwargs or numbers[_condition(node)] != number:
+        return False
+    return side in (_kept_side(node, -math.inf), _kept_side(node, 0.0))
+
+
 def _is_masked(node: Node) -> bool:
     """Whether a call makes -inf of elements that a condition on data, of some matrix, does not keep."""
     if node.target is not aten.where.self or node.kwargs or not isinstance(node.args[0], Node):
         return False
-    value, condition = node.meta["val"], node.args[0].meta["val"]
-    shape = condition.shape
+    value, condition = node.meta["val"], _condition(node)
+    shape = condition.meta["val"].shape
     if not value.dtype.is_floating_point or len(shape) < 1 or value.dim() < 2:
         return False
     if any(not isinstance(n, int) for n in (*value.shape, *shape)) or min(value.shape[-2:]) < LEAST:
         return False
     rows, columns = (1, *shape)[-2:]
-    return columns == value.shape[-1] and rows in (1, value.shape[-2]) and _has_data(node.args[0])
+    return columns == value.shape[-1] and rows in (1, value.shape[-2]) and _has_data(condition)
+
+
+def _condition(choice: Node) -> Node:
+    """The condition of a choice before it was spread over batches."""
+    node = choice.args[0]
+    assert isinstance(node, Node)
+    while node.target is aten.expand.default and _is_spread(node):
+        [node] = node.all_input_nodes
+    return node
+
+
+def _is_spread(node: Node) -> bool:
+    """Whether an expansion leaves rows and columns as they are."""
+    [source] = node.all_input_nodes
+    shape, of = node.meta["val"].shape, source.meta["val"].shape
+    return len(of) >= 2 and shape[-2:] == of[-2:]
 
 
 def _kept_side(node: Node, number: float) -> int | None:
@@ -80,6 +121,11 @@ def _kept_side(node: Node, number: float) -> int | None:
 def _is_number(node: object, number: float) -> bool:
     if not isinstance(node, Node):
         return node == number
+    while node.target in SAME and isinstance(node.args[0], Node):
+        node = node.args[0]
+    if node.op == "get_attr":
+        made = operator.attrgetter(str(node.target))(node.graph.owning_module)
+        return type(made) is torch.Tensor and made.numel() == 1 and bool(made.item() == number)
     if node.target in (aten.full.default, aten.full_like.default):
         return bool(node.args[1] == number)
     return node.target is aten.scalar_tensor.default and bool(node.args[0] == number)
@@ -104,7 +150,7 @@ def _has_data(condition: Node) -> bool:
 
 def _sizes_of(node: Node, side: int) -> MatrixSizes | None:
     """Of the scores around a mask, where a contraction makes them and is worth more than the mask."""
-    value, condition = node.meta["val"], node.args[0].meta["val"]  # type: ignore[union-attr]
+    value, condition = node.meta["val"], _condition(node).meta["val"]
     kept = node.args[1 + side]
     if not isinstance(kept, Node):
         return None
@@ -129,31 +175,30 @@ def _scores(kept: Node, masked: Node) -> Iterator[Node]:
 
 
 class _Rewrite(Calls):
-    """Says of one condition, which keeps the branch `side` of choices, what it is within: the first of these is `node`."""
+    """Says of the condition of several choices, each of which keeps the branch `side`, what it is within."""
 
-    def __init__(self, gm: GraphModule, node: Node, condition: Node, side: int) -> None:
-        super().__init__(gm.graph, node)
-        self.node, self.condition, self.side = node, condition, side
+    def __init__(self, gm: GraphModule, masked: Sequence[Node], side: int) -> None:
+        super().__init__(gm.graph, masked[0])
+        self.masked, self.side = masked, side
 
     def run(self, backward: bool) -> None:
-        masked = [user for user in self.condition.users if self._is_masked_by_it(user)]
-        order = {node: k for k, node in enumerate(self.graph.nodes)}
-        first = min(masked, key=order.__getitem__)
-        with self.graph.inserting_before(first), torch_adapter.fake_mode_of(first):
-            kept = self.condition if self.side == 0 else self._call(aten.logical_not.default, self.condition)
-            rows = (1, *self.condition.meta["val"].shape)[-2]
+        condition, mode = _condition(self.masked[0]), torch_adapter.fake_mode_of(self.masked[0])
+        with self.graph.inserting_before(self.masked[0]), mode:
+            kept = condition if self.side == 0 else self._call(aten.logical_not.default, condition)
+            rows = (1, *condition.meta["val"].shape)[-2]
             bounds = self._span(kept, -1, rows)
             if backward and rows > 1:
                 bounds = self._call(aten.logical_and.default, bounds, self._span(kept, -2, rows))
             kept = self._call(WITHIN, kept, bounds)
-        for user in masked:
-            user.args = (kept, *(user.args[1:] if self.side == 0 else user.args[:0:-1]))
+        for node in self.masked:
+            with self.graph.inserting_before(node), mode:
+                own = self._spread(kept, node.args[0])
+            node.args = (own, *(node.args[1:] if self.side == 0 else node.args[:0:-1]))
 
-    def _is_masked_by_it(self, user: Node) -> bool:
-        """Whether the other branch is -inf, or 0 as in gradients."""
-        if user.target is not aten.where.self or user.kwargs or user.args[0] is not self.condition:
-            return False
-        return self.side in (_kept_side(user, -math.inf), _kept_side(user, 0.0))
+    def _spread(self, kept: Node, like: object) -> Node:
+        assert isinstance(like, Node)
+        shape = like.meta["val"].shape
+        return kept if kept.meta["val"].shape == shape else self._call(aten.expand.default, kept, [*shape])
 
     def _span(self, kept: Node, along: int, rows: int) -> Node:
         """Whether a place along an axis is not outside of the span that the block of the other axis' place keeps."""

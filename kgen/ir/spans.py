@@ -183,11 +183,18 @@ class _Analysis:
             return UNKNOWN
         least, most = (bound - 1 for bound in bounds)
         if not step:
-            may = None if ix.known_less(most, ix.ZERO) else Span()
+            may = None if ix.known_less(most, ix.ZERO) else self._all_or_none(most)
             return Holds(may, Span() if ix.lower_bound(least) >= 0 else None)
         if step > 0:
             return Holds(Span(begin=ix.ceildiv(-most, step)), Span(begin=ix.ceildiv(-least, step)))
         return Holds(Span(end=ix.floordiv(most, -step) + 1), Span(end=ix.floordiv(least, -step) + 1))
+
+    def _all_or_none(self, most: Expr) -> Span:
+        """All of the loop where a number that depends on memory is not negative, else none of it."""
+        loaded = frozenset[Size]() if self.known is None else frozenset(self.known.loaded.values())
+        if loaded.isdisjoint(ix.free_atoms(most)):
+            return Span()
+        return Span(end=ix.minimum(ix.maximum(most + 1, ix.ZERO), ix.ONE) * self.along.extent)
 
     def _step(self, expr: Expr, loop: Var) -> int | None:
         step = ix.stride_of(expr, loop)
