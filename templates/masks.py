@@ -97,6 +97,8 @@ def kept(value: Value, number: float = -math.inf) -> Value | None:
     if value.op == "add" and number == -math.inf:
         left, right = (kept(arg) for arg in value.args)
         return right if left is None else both(left, right)
+    if value.op in ("round_to", "cast") and number == -math.inf and value.args[0].dtype.is_floating_point:
+        return kept(value.args[0]) if value.dtype.is_floating_point else None
     return None
 
 

@@ -173,6 +173,10 @@ class _Expansion:
         return made
 
     def _constant(self, value: torch.Tensor) -> Node:
+        """A single number is one in the graph, wherever its tensor is: what a mask puts in may be -inf."""
+        if type(value) is torch.Tensor and value.dim() == 0:
+            kind = {"dtype": value.dtype, "device": value.device}
+            return self.graph.call_function(aten.scalar_tensor.default, (value.item(),), kind)
         name = next(name for k in itertools.count() if not hasattr(self.gm, name := f"_expanded_constant{k}"))
         self.gm.register_buffer(name, value, persistent=False)
         return self.graph.get_attr(name)

@@ -150,28 +150,38 @@ def _has_data(condition: Node) -> bool:
 
 def _sizes_of(node: Node, side: int) -> MatrixSizes | None:
     """Of the scores around a mask, where a contraction makes them and is worth more than the mask."""
-    value, condition = node.meta["val"], _condition(node).meta["val"]
-    kept = node.args[1 + side]
-    if not isinstance(kept, Node):
-        return None
-    made = [one for one in _scores(kept, node) if grows(one)]
+    kept, condition = node.args[1 + side], _condition(node).meta["val"]
+    made = [pair for pair in _contractions(node, kept if isinstance(kept, Node) else None)]
     if not made:
         return None
-    summed = {operands[0].meta["val"].shape[-1] for one in made for operands in [one.args[-2:]]}
-    heads = made[0].meta["val"].numel() // max(1, condition.numel())
-    if 2 * heads * max(summed) < LEAST_WORK:
+    rows, columns = node.meta["val"].shape[-2:]
+    summed = {left.meta["val"].shape[-1] for left, _ in made}
+    batches = max(left.meta["val"].numel() // (rows * left.meta["val"].shape[-1]) for left, _ in made)
+    if 2 * batches * rows * columns // max(1, condition.numel()) * max(summed) < LEAST_WORK:
         return None
-    rows, columns = value.shape[-2:]
-    return MatrixSizes(rows, columns, frozenset(summed), narrowest(made[0]))
+    return MatrixSizes(rows, columns, frozenset(summed), made[0][1])
 
 
-def _scores(kept: Node, masked: Node) -> Iterator[Node]:
-    """What makes the scores: of the choice itself, or, where that is a mask that is added, of the sum."""
+def _contractions(masked: Node, kept: Node | None) -> Iterator[tuple[Node, torch.dtype]]:
+    """Left operands of what makes the scores, and the types in which these are multiplied: of the choice itself, or, where that
+    is a mask that is added, of the sum, or of a call that adds it."""
     matrix = math.prod(masked.meta["val"].shape[-2:])
-    yield from behind_elementwise([kept], matrix)
-    for user in masked.users:
+    found = list(behind_elementwise([] if kept is None else [kept], matrix))
+    for user in _passed_on(masked):
         if user.target is aten.add.Tensor:
-            yield from behind_elementwise([user], matrix)
+            found += behind_elementwise([user], matrix)
+        elif str(user.target).startswith("aten._scaled_dot_product"):
+            yield user.args[0], user.args[0].meta["val"].dtype  # type: ignore[misc, union-attr]
+    yield from ((one.args[-2], narrowest(one)) for one in found if grows(one))  # type: ignore[misc]
+
+
+def _passed_on(node: Node) -> Iterator[Node]:
+    """What reads a mask, also in another type, or spread over batches."""
+    for user in node.users:
+        if user.target in SAME or (user.target is aten.expand.default and _is_spread(user)):
+            yield from _passed_on(user)
+        else:
+            yield user
 
 
 class _Rewrite(Calls):

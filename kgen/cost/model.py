@@ -27,6 +27,9 @@ LAUNCH = {"cuda": 2.5e-6, "cpu": 4e-6}
 # Share of the peak rate that a library reaches on large matmuls, and of the bandwidth that separate kernels reach.
 LIBRARY_RATE = {"cuda": 0.87, "cpu": 1.0}
 STREAM_RATE = 0.9
+# What is left of that rate where a GPU's library has one call for several contractions that reads a number for each element
+# between them (H200, attention with a mask in memory: 2x16x4096x128 in 840 us, 4x12x4096x64 in 807 us).
+READING_SHARE = 0.4
 # How much of the shorter of computing and streaming a GPU's library does not do during the other.
 APART = 0.05
 # How much longer than streaming it takes a CPU's library to bring operands into the order in which it multiplies them, where
@@ -327,7 +330,8 @@ def program_seconds(problem: Problem, program: Program) -> float:
     kind = problem.device.kind
     if problem.has_library_call:
         moved = sum(problem.bytes_of_operand(name) for name in problem.inputs) + problem.size_of_result + _slot_bytes(problem)
-        return _step_seconds(problem, problem.flops, moved) + LAUNCH[kind]
+        share = READING_SHARE if kind == "cuda" and _reads_elements(problem) else 1.0
+        return _step_seconds(problem, problem.flops / share, moved) + LAUNCH[kind]
     total = 0.0
     for step in program.steps:
         if isinstance(step, Softmax):
@@ -340,7 +344,17 @@ def program_seconds(problem: Problem, program: Program) -> float:
     return total + _slot_bytes(problem) / (problem.device.bandwidth * STREAM_RATE)
 
 
-def _step_seconds(problem: Problem, flops: int, moved: int) -> float:
+def _reads_elements(problem: Problem) -> bool:
+    """Whether the function in some slot of a program reads a number for each element."""
+    for middle in problem.middles.values():
+        rows, columns = (frozenset(problem.loops[axis]) for axis in middle.axes[-2:])
+        loads = (load.variables() for load in vs.loads([middle.function()]))
+        if any(rows & found and columns & found for found in loads):
+            return True
+    return False
+
+
+def _step_seconds(problem: Problem, flops: float, moved: int) -> float:
     """The time of the library's contractions without their launches."""
     share = LIBRARY_RATE[problem.device.kind] * (_share_on_cpu(problem) if problem.device.kind == "cpu" else 1.0)
     return max(flops / problem.rate / share, moved / (problem.device.bandwidth * STREAM_RATE))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
@@ -9,10 +10,14 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.attention.flex_attention as flex_module
+from functorch.compile import make_boxed_func
 from torch import Tensor
+from torch._dynamo.backends.common import aot_autograd
+from torch.fx import GraphModule
 from torch.nn.attention.flex_attention import AuxOutput, AuxRequest, BlockMask, create_block_mask, flex_attention
 
 import kgen
+from kgen.capture.higher_order import expand
 
 pytestmark = [pytest.mark.cpu, pytest.mark.filterwarnings("ignore:flex_attention called without torch.compile")]
 
@@ -202,3 +207,21 @@ def test_sizes_that_are_symbols_in_score_functions(monkeypatch: pytest.MonkeyPat
 def test_float64_has_the_dtype_of_its_log_sum_exp(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(flex_module, "_validate_device", lambda *_: None)
     _compared(lambda q: lambda s, b, h, m, n: s * s, torch.float64)
+
+
+def test_numbers_of_the_meaning_are_numbers_of_the_graph() -> None:
+    """As a tensor on a GPU, -inf would be read from memory, and no tile be left out."""
+    kept: list[GraphModule] = []
+
+    def keep(gm: GraphModule, _: object) -> Callable[..., Any]:
+        kept.append(expand(gm))
+        return make_boxed_func(kept[-1].forward)
+
+    case = CASES["causal"]
+    torch._dynamo.reset()
+    with torch.no_grad():
+        torch.compile(attention(case, block_mask(case)), backend=aot_autograd(fw_compiler=keep))(*arguments(case))
+    [gm] = kept
+    assert not gm.graph.find_nodes(op="get_attr")
+    numbers = [node.args[0] for node in gm.graph.find_nodes(op="call_function", target=torch.ops.aten.scalar_tensor.default)]
+    assert -math.inf in numbers
