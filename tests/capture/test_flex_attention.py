@@ -14,6 +14,7 @@ from functorch.compile import make_boxed_func
 from torch import Tensor
 from torch._dynamo.backends.common import aot_autograd
 from torch.fx import GraphModule
+from torch.utils._python_dispatch import _disable_current_modes
 from torch.nn.attention.flex_attention import AuxOutput, AuxRequest, BlockMask, create_block_mask, flex_attention
 
 import kgen
@@ -214,7 +215,8 @@ def test_numbers_of_the_meaning_are_numbers_of_the_graph() -> None:
     kept: list[GraphModule] = []
 
     def keep(gm: GraphModule, _: object) -> Callable[..., Any]:
-        kept.append(expand(gm))
+        with _disable_current_modes():  # constants are read
+            kept.append(expand(gm))
         return make_boxed_func(kept[-1].forward)
 
     case = CASES["causal"]
