@@ -27,7 +27,7 @@ PAIRS_RATE = 0.93  # of bfloat16 in registers
 # The same of convolutions, and the share of the bandwidth at which their images are packed, where calls follow each other and
 # nothing stays in a core's caches (docs/decisions/0029-prices-of-cpu-convolutions.md).
 IMAGES_RATE, IMAGES_TILES_RATE, IMAGES_PACK_RATE = 0.65, 0.36, 0.35
-# The latter of float32 images that one tap reads in order (one thread of an AMD EPYC with AVX-512, 30 problems of bench.regret).
+# The latter of float32 images that one tap reads in order (the same decision: an AMD EPYC with AVX-512).
 IN_ORDER_PACK_RATE = 0.6
 # And the seconds of a thread for each result, which few channels do not hide, and for each unit of its epilogue's cost.
 IMAGES_RESULT, IMAGES_EPILOGUE = 0.5e-9, 0.01e-9
