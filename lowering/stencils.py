@@ -345,8 +345,8 @@ def _in_order(load: Value, node: ir.Pointwise) -> bool:
 
 
 def _moves_by_one(expr: Expr, v: ix.Var) -> bool:
-    """Whether an index goes to its neighbour with the loop, but where it wraps around or is clamped."""
-    atom = expr.atom()
+    """Whether an index goes to its neighbour with the loop, but where it wraps around or is clamped. It may begin anywhere."""
+    atom = (expr - expr.constant_term()).atom()
     if atom is not None and atom is not v:
         return any(_moves_by_one(part, v) for part in _inside(atom))
     step = ix.stride_of(expr, v)

@@ -335,6 +335,7 @@ class _Blocks:
         return self._node(begin, column) if isinstance(first, Node) else _constant(column, self.nested)
 
     def _node(self, begin: int, column: Sequence[Node]) -> Any:
+        _all(isinstance(node, Node) for node in column)  # of a node that was erased meanwhile arguments are None
         positions = [self.order[node] for node in column]
         if positions[0] >= begin:
             _all(one == positions[0] + k * self.period for k, one in enumerate(positions))

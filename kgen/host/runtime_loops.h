@@ -132,10 +132,26 @@ Object in_layout(Object value, const Layout& layout) {
   return checked(THPVariable_Wrap(in_layout(tensor, layout)));
 }
 
-// A tensor that the iterations of a scan read row by row, in order. A row is made without the dispatcher.
+// A tensor whose rows along its first dimension have a layout, and begin at cache lines.
+at::Tensor rows_in_layout(const at::Tensor& whole, const Layout& layout) {
+  int64_t elements = 1;
+  for (size_t d = 0; d < layout.strides.size(); ++d) elements += (whole.size(d + 1) - 1) * layout.strides[d];
+  const int64_t line = 64 / std::min<int64_t>(64, static_cast<int64_t>(whole.itemsize()));
+  Dims strides(layout.strides);
+  strides.insert(strides.begin(), (elements + line - 1) / line * line);
+  at::Tensor copy = at::empty_strided(whole.sizes(), strides, whole.options());
+  return copy.copy_(whole);
+}
+
+// A tensor that the iterations of a scan read row by row, in order. A row is made without the dispatcher. Small rows of another
+// layout than the body was compiled for are copied together: to copy each takes longer than the kernels of a small body.
 class Scanned {
  public:
+  static constexpr size_t copied_together = 1 << 20;
+
   Scanned(PyObject* whole, Layout layout) : whole_(THPVariable_Unpack(whole)), layout_(std::move(layout)) {
+    const bool other = layout_.matters && whole_.strides().slice(1) != c10::IntArrayRef(layout_.strides);
+    if (other && whole_.numel() > 0 && whole_.nbytes() <= copied_together) whole_ = rows_in_layout(whole_, layout_);
     sizes_ = Dims(whole_.sizes().slice(1));
     strides_ = Dims(whole_.strides().slice(1));
   }
@@ -150,8 +166,8 @@ class Scanned {
   }
 
  private:
-  const at::Tensor whole_;
-  const Layout layout_;
+  at::Tensor whole_;
+  Layout layout_;
   Dims sizes_, strides_;
 };
 

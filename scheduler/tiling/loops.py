@@ -25,6 +25,8 @@ from kgen.ir.values import Value
 
 GATHER = 6.0
 SPLAT = 0.25
+# Lanes that read neighbours but at the ends of a loop: the first and the last one say which it is.
+RUN = 1.5
 # Registers that one value takes at most: of a machine's 16 or 32, some are left for the other values.
 MAX_REGISTERS = 4
 # More loads in one section leave values of so many registers no room.
@@ -348,15 +350,24 @@ class _Split:
     parts: Mapping[Atom, Expr]
 
 
-def _splits(kernel: Kernel) -> Iterator[_Split]:
-    """The kernel after each step of `unflattened`."""
+def _splits(kernel: Kernel, shifted: bool = False) -> Iterator[_Split]:
+    """The kernel after each step of `unflattened`; with `shifted` also where indices hold ``(v // k + n) % m``."""
     for _ in range(MAX_TURNS):
-        outer, inner, mapping = unflattened_loops(kernel.outer, kernel.inner, _all_exprs(kernel, bounds=False))
+        exprs = _all_exprs(kernel, bounds=False)
+        outer, inner, mapping = unflattened_loops(kernel.outer, kernel.inner, _with_numerators(exprs) if shifted else exprs)
         if not mapping:
             return
         statements = tuple(s.substituted(mapping) for s in kernel.statements)
         kernel = replace(kernel, outer=outer, inner=inner, statements=statements)
         yield _Split(kernel, mapping)
+
+
+def _with_numerators(exprs: list[Expr]) -> list[Expr]:
+    """The expressions, and what is divided in them."""
+    found = list(exprs)
+    for e in found:
+        found += [a.num for mono, _ in e.terms for a in mono if isinstance(a, ix.FloorDiv | ix.Mod) and a.num.atom() is None]
+    return found
 
 
 def unflattened_loops(
@@ -392,7 +403,7 @@ def _in_dimensions(kernel: Kernel, graph: ir.Graph, sizes: Sizes) -> Kernel:
     division and a gather for each. Lanes go on along the same memory: elsewhere each would be in a page of its own."""
     if kernel.share is not None or any(s.kind == "scan" for s in kernel.statements):
         return kernel
-    steps = list(_splits(kernel))
+    steps = list(_splits(kernel, shifted=True))
     if not steps:
         return kernel
     apart = steps[-1].kernel
@@ -514,6 +525,8 @@ def _lane_cost(v: Var, kernel: Kernel, touches: list[Touch], sizes: Sizes) -> fl
         factor = SPLAT if stride == 0 else 1.0 if stride in (1, -1) else GATHER
         if stride is not None and stride > 1 and stride * 4 <= 32:
             factor = 3.0
+        elif stride is None and not t.store and _is_run(t.offset, v, sizes):
+            factor = RUN
         total += t.bytes * factor * (1.5 if t.store and factor > 1.0 else 1.0)
     if inner_loop and any(s.kind == "scan" for s in kernel.statements):
         total *= SCAN_ALONG
@@ -522,6 +535,12 @@ def _lane_cost(v: Var, kernel: Kernel, touches: list[Touch], sizes: Sizes) -> fl
     if not inner_loop and kernel.inner and kernel.sections:
         total *= 1.05  # equal otherwise: a reduction along the lanes touches fewer rows at once
     return total * (1.0 + 8.0 / max(extent, 1))
+
+
+def _is_run(offset: Expr, v: Var, sizes: Sizes) -> bool:
+    """Whether points of a loop read neighbours, but where one index is clamped, mirrored, or begins again."""
+    moving = [atom for mono, _ in offset.terms for atom in mono if v in ix.free_atoms(atom.expr())]
+    return len(moving) == 1 and usual_stride(offset, v, sizes) == 1
 
 
 def _waiting(v: Var, kernel: Kernel, sizes: Sizes) -> float:

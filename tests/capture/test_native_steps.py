@@ -51,7 +51,17 @@ def carried_and_row(x: Tensor, w: Tensor) -> Any:
     return torch.stack(rows), h
 
 
-PROGRAMS = (swapped, handed_on, library, carried_and_row)
+def parts_of_rows(x: Tensor, w: Tensor) -> Any:
+    """Rows of another layout than the contiguous one that the body is compiled for."""
+    wide = x @ torch.cat([w, w], 1)
+    h = x[0] * 1
+    for t in range(STEPS):
+        left, right = wide[t].chunk(2, -1)
+        h = torch.sin(h * left + right * 0.5 + x[t].mT)
+    return h
+
+
+PROGRAMS = (swapped, handed_on, library, carried_and_row, parts_of_rows)
 
 
 @pytest.mark.every(2)

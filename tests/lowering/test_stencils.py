@@ -74,6 +74,13 @@ def butterflies(x: Tensor) -> Tensor:
     return x.view(30, -1)
 
 
+def inside(x: Tensor, y: Tensor) -> Tensor:
+    """Neighbours around both ends of a part that does not begin where its tensor does."""
+    u, v = x[:, 1:], y[:, 1:]
+    f = u.roll(1, 1) * v - u * v.roll(1, 1)
+    return f.roll(1, 1) - f.roll(-1, 1) + u + v
+
+
 CASES: dict[str, tuple[Callable[..., Any], int, int]] = {
     "fluxes": (fluxes, 2, 1),
     "clamped": (clamped, 2, 1),
@@ -81,6 +88,7 @@ CASES: dict[str, tuple[Callable[..., Any], int, int]] = {
     "sums": (sums, 2, 1),
     "steps": (steps, 2, 3),
     "butterflies": (butterflies, 1, 2),
+    "inside": (inside, 2, 1),
 }
 
 

@@ -27,6 +27,8 @@ PAIRS_RATE = 0.93  # of bfloat16 in registers
 # The same of convolutions, and the share of the bandwidth at which their images are packed, where calls follow each other and
 # nothing stays in a core's caches (docs/decisions/0029-prices-of-cpu-convolutions.md).
 IMAGES_RATE, IMAGES_TILES_RATE, IMAGES_PACK_RATE = 0.65, 0.36, 0.35
+# The latter of float32 images that one tap reads in order (the same decision: an AMD EPYC with AVX-512).
+IN_ORDER_PACK_RATE = 0.6
 # And the seconds of a thread for each result, which few channels do not hide, and for each unit of its epilogue's cost.
 IMAGES_RESULT, IMAGES_EPILOGUE = 0.5e-9, 0.01e-9
 # The same of convolutions whose filters were packed before the call: the start, the share of the rate, the bytes of windows
@@ -59,7 +61,7 @@ def seconds(problem: Problem, config: Config) -> float:
     if problem.windowed_call is not None and ready and not problem.device.in_tiles(problem.main_dtype):
         return _of_frozen_filters(problem, config)
     if problem.windowed_call is not None and not few:
-        reading["A"] /= IMAGES_PACK_RATE
+        reading["A"] /= IMAGES_PACK_RATE if _of_windows(problem) else IN_ORDER_PACK_RATE
         each = IMAGES_RESULT + IMAGES_EPILOGUE * vs.total_cost([root for s in problem.epilogue for root in s.roots])
         compute += each * _results(problem) / problem.device.compute_units
     compute += sum(problem.bytes_read(one.operand) for one in problem.operand_reductions) / problem.device.bandwidth * SUMMING
@@ -105,11 +107,20 @@ def _padded(problem: Problem) -> float:
 def _rate(problem: Problem, pairs: bool, apart: bool) -> float:
     """The share of the peak rate that matmuls reach: of numbers, of `pairs`, or of those that are no neighbours in memory."""
     tiles = problem.device.in_tiles(problem.main_dtype)
-    if problem.windowed_call is not None:
+    if _of_windows(problem):
         return IMAGES_TILES_RATE if tiles else IMAGES_RATE
     if not tiles:
         return PAIRS_RATE if pairs else RATE
     return TILES_COLUMNS_RATE if apart else TILES_RATE
+
+
+def _of_windows(problem: Problem) -> bool:
+    """Whether windows of images are gathered. Float32 images that one tap reads in order are matrices like others, which was
+    measured where the library is a guest: elsewhere its convolutions of one tap are as fast as these."""
+    if problem.windowed_call is None:
+        return False
+    measured = problem.device.library < 1 and problem.main_dtype.itemsize == torch.float32.itemsize
+    return not measured or any(problem.reads_window(one) for one in problem.inputs.values())
 
 
 def _dots(problem: Problem) -> bool:

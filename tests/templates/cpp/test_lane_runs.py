@@ -34,6 +34,11 @@ def scaled(x: Tensor) -> Tensor:
     return (p / p.abs().amax(-1, keepdim=True).clamp(1e-4)).flatten(1)[:, : x.shape[1]]
 
 
+def best_of_rolled(x: Tensor) -> Tensor:
+    """One loop stands for both dimensions, which begin again apart from each other."""
+    return torch.roll(x, (1, -2), (1, 2)).flatten(1).amax(1)
+
+
 def source_of(f: Callable[..., Tensor], *args: Tensor) -> str:
     torch._dynamo.reset()
     [graph] = kgen.explain(f, *args, print_report=False).graphs
@@ -48,6 +53,16 @@ def test_runs(f: Callable[[Tensor], Tensor], dtype: torch.dtype) -> None:
         x = (torch.randn(9, columns) * 50).to(dtype)
         assert torch.equal(torch.compile(f, backend="kgen")(x), f(x))
     source = source_of(f, x)
+    assert "gather_run<" in source
+    assert " gather<" not in source
+
+
+def test_runs_of_reduced_dimensions() -> None:
+    for columns in (64, 67, 130):
+        torch._dynamo.reset()
+        x = torch.randn(3, 9, columns)
+        assert torch.equal(torch.compile(best_of_rolled, backend="kgen")(x), best_of_rolled(x))
+    source = source_of(best_of_rolled, x)
     assert "gather_run<" in source
     assert " gather<" not in source
 

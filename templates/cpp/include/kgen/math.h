@@ -372,7 +372,7 @@ KGEN_FN X divide_by(X x, Divisor<T> d) {
     const X value = splat<lanes_of<X>>(d.value), quotient = mul_(x, d.reciprocal);
     const X rest = fma_(neg_(quotient), value, x);
     X result = fma_(rest, splat<lanes_of<X>>(d.reciprocal), quotient);
-    result = where_(eq_(x, splat<lanes_of<X>>(T(0))), quotient, result);  // the rest of -0 is 0
+    result = copysign_(result, quotient);  // the rest of -0 is 0; a sign takes one instruction, a comparison a mask as well
     // infinities and NaN have no rest; register by register, else a compiler keeps the choice of two vectors in memory
     if (__builtin_expect(!d.fast || !none_of(isnan_(one_register(result))), 0)) {
       KGEN_UNROLL for (int i = 0; i < X::K; ++i) result.r[i] = x.r[i] / value.r[i];
