@@ -120,7 +120,6 @@ from kgen.templates.triton.device.functions import (
     modified_bessel_i0,
     modified_bessel_i1,
     ndtri,
-    pow,
     scaled_bessel_tail,
     sigmoid,
     sin,
@@ -157,6 +156,7 @@ from kgen.templates.triton.device.matmul import (
     waited,
 )
 from kgen.templates.triton.device.pdl import wait_for_previous
+from kgen.templates.triton.device.powers import parts_of_log2, pow, power_of_size
 from kgen.templates.triton.device.random import (
     box_muller,
     halves,
