@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import math
 import operator
 from collections import Counter
@@ -25,6 +24,7 @@ from kgen.ir.index import Expr
 from kgen.ir.nodes import Buffer, GraphInput
 from kgen.lowering import fallback, unbacked
 from kgen.lowering.builder import Builder
+from kgen.lowering.closed_form import in_runs
 from kgen.lowering.families import CONTRACTIONS, RULES, VIEWS
 from kgen.lowering.fused_calls import note_fused_calls
 from kgen.lowering.narrow_values import store_narrow
@@ -49,7 +49,7 @@ CHEAP_ON_GPU, CHEAP_FLOAT32_ON_GPU, LARGE = 14, 24, 1 << 20
 # And on a CPU, of a tensor larger than a core's cache that reads one of its size: an element that is stored and read moves 12
 # bytes, which takes a core as long as some tens of operations on lanes.
 CHEAP_ON_CPU = 14
-# Numbers of a constant list that are looked at, to see whether they are evenly spaced.
+# Numbers of a constant list that are looked at, to see where they are evenly spaced.
 LONGEST_LIST = 64
 # Operators behind a value that are looked at for one that would compute its elements several times.
 STEPS = 8
@@ -460,16 +460,12 @@ class _Lowering:
 
 
 def _listed(owner: torch.Tensor, sizes: ir.Sizes) -> Tensor | None:
-    """A list of evenly spaced positions as arithmetic, as of ``x[:, [2, 1, 0]]``: what it picks is a view, and no data says
-    where it is."""
+    """A list of positions in a few evenly spaced runs as arithmetic, as of ``x[:, [2, 1, 0]]`` or ``x[:, [0, 2, 3]]``: what it
+    picks is a view, no data says where it is, and nothing copies the list to a device."""
     if owner.dtype is not torch.int64 or owner.dim() != 1 or not 2 <= owner.numel() <= LONGEST_LIST:
         return None
-    numbers = owner.tolist()
-    steps = {after - before for before, after in itertools.pairwise(numbers)}
-    place = axes(sizes)[0].expr()
-    return (
-        Tensor(sizes, owner.dtype, owner.device, vs.index_value(numbers[0] + place * steps.pop())) if len(steps) == 1 else None
-    )
+    found = in_runs(owner.tolist(), axes(sizes)[0].expr())
+    return None if found is None else Tensor(sizes, owner.dtype, owner.device, vs.index_value(found))
 
 
 def _is_large(tensor: Tensor) -> bool:
