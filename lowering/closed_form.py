@@ -70,7 +70,9 @@ def tabulate(value: Value, variable: Var, count: int) -> list[int]:
 def _places(expr: Expr, lanes: torch.Tensor) -> torch.Tensor:
     """An index at each point. Its functions take numbers."""
     if _has_functions(expr):
-        return torch.tensor([ix.evaluate(expr, lambda _, point=point: point) for point in lanes.tolist()])
+        return torch.tensor(
+            [ix.evaluate(expr, dict.fromkeys(ix.free_atoms(expr), point).__getitem__) for point in lanes.tolist()]
+        )
     got = ix.evaluate(expr, lambda atom: lanes)
     return got if isinstance(got, torch.Tensor) else torch.full((len(lanes),), got)
 
