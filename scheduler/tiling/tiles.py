@@ -138,6 +138,8 @@ HEAVY, HEAVY_POINTS, HEAVY_WARPS, HEAVY_REGISTERS = 32, 8, 8, 4
 SCANNED_POINTS = 2
 # Operations of a special function (`lgamma`), which is computed in float64.
 SPECIAL = 60
+# Points of a thread that share special functions of their row: registers for two of them are there.
+SHARED_SPECIAL = 2
 INT32 = 2**31 - 1
 
 
@@ -512,7 +514,7 @@ def _thinned(blocks: Blocks, is_full: Callable[[Blocks], bool], shorter: Callabl
 
 def _reduction(kernel: Kernel, touches: list[Touch], sizes: Sizes, gpu: Gpu, wide: bool) -> Tiling:
     rows, length = sizes.points(kernel.outer), sizes.points(kernel.inner)
-    across = _contiguous_across(kernel, touches, sizes)
+    across, together = _contiguous_across(kernel, touches, sizes), 1
     whole = persistent(kernel, MAX_PERSISTENT if kernel.rows else MAX_REGISTER_ROW) and (
         bool(kernel.rows) or not across or length <= (REGISTER_COLUMN if kernel.sections > 1 else SHORT_COLUMN)
     )
@@ -522,6 +524,8 @@ def _reduction(kernel: Kernel, touches: list[Touch], sizes: Sizes, gpu: Gpu, wid
         r = power_of_two(length)
         x = _rows_per_program(rows, r, gpu, across)
         x *= _rows_that_share(kernel, touches, sizes, x, rows, gpu)
+        together = 1 if across else _rows_of_a_sector(kernel, touches, sizes, r, gpu)
+        x = max(x, together)
         waits = 1 if across else len({s.section for s in kernel.statements if s.kind == "reduction"})
         lone = not across and rows <= x * gpu.compute_units
         blocks = Blocks(x=x, r=r, warps=max(_warps(x * r, waits), _lone_warps(x * r) if lone else 1))
@@ -535,7 +539,8 @@ def _reduction(kernel: Kernel, touches: list[Touch], sizes: Sizes, gpu: Gpu, wid
     if steps is not None:
         return Tiling(kernel, kernel.outer, (), steps, False, wide)
     if not across:
-        blocks = _lightened(kernel, blocks, length) if whole else _lightened_walk(kernel, _lightened(kernel, blocks, length))
+        blocks = _lightened(kernel, blocks, length, together)
+        blocks = blocks if whole else _lightened_walk(kernel, blocks)
         blocks = _with_warps_for_scans(kernel, blocks)
         whole = whole and blocks.r >= length
     elif whole:
@@ -568,17 +573,18 @@ def _waits_for_arithmetic(kernel: Kernel, touches: list[Touch], sizes: Sizes) ->
     return cost_of_a_point(kernel) * points > OPERATIONS_OF_A_BYTE * sum(touch.distinct for touch in touches)
 
 
-def _lightened(kernel: Kernel, blocks: Blocks, length: int) -> Blocks:
+def _lightened(kernel: Kernel, blocks: Blocks, length: int, together: int = 1) -> Blocks:
     """With fewer points a thread where their values would not be in its registers: such as bilinear samples, which have twenty
     at a time; or where arithmetic takes the time, which more threads of an SM share. Rows are walked then, unless they are
-    read again."""
+    read again. So many rows stay together."""
     registers, heavy = _registers(kernel), cost_of_a_point(kernel) >= HEAVY
     if registers(blocks) <= MOST_REGISTERS and not heavy:
         return blocks
-    may_walk, warps = kernel.sections == 1 and not kernel.rows, HEAVY_WARPS if heavy else FEW_WARPS
-    most = 1 if _has_special_functions(kernel) else HEAVY_POINTS
+    may_walk = kernel.sections == 1 and not kernel.rows and together == 1
+    warps = WARPS_PER_SM if together > 1 else HEAVY_WARPS if heavy else FEW_WARPS
+    most = _special_points(kernel) if _has_special_functions(kernel) else HEAVY_POINTS
     while registers(blocks) > FEW_REGISTERS or (heavy and _points_of_a_thread(blocks) > most):
-        if blocks.x > 1:
+        if blocks.x > together:
             blocks = replace(blocks, x=blocks.x // 2)
         elif blocks.warps < warps:
             blocks = replace(blocks, warps=2 * blocks.warps)
@@ -642,6 +648,15 @@ def cost_of_a_point(kernel: Kernel) -> int:
 def _has_special_functions(kernel: Kernel) -> bool:
     """Whether it computes such as are long in doubles: the values of one of them fill the registers of a thread."""
     return any(ops.cost(value.op) >= SPECIAL for value in vs.topological([root for s in kernel.statements for root in s.roots]))
+
+
+def _special_points(kernel: Kernel) -> int:
+    """Points of a thread where special functions are computed: one, or several that share those of their row, which each of its
+    threads computes."""
+    inner = frozenset(kernel.inner)
+    values = vs.topological([root for s in kernel.statements for root in s.roots])
+    of_rows = any(ops.cost(value.op) >= SPECIAL and inner.isdisjoint(value.variables()) for value in values)
+    return SHARED_SPECIAL if of_rows else 1
 
 
 def _points_of_a_thread(blocks: Blocks) -> int:
@@ -718,6 +733,27 @@ def _rows_that_share(kernel: Kernel, touches: list[Touch], sizes: Sizes, x: int,
     while more < MOST_SHARING and rows >= 2 * more * 4 * gpu.compute_units and 2 * more * length <= SHARED_TILE:
         more *= 2
     return more
+
+
+def _rows_of_a_sector(kernel: Kernel, touches: list[Touch], sizes: Sizes, r: int, gpu: Gpu) -> int:
+    """Rows that read full sectors together where much is read across rows, as a transposed operand is: each row alone reads one
+    element of each sector. One where registers do not hold so many rows, or SMs would be idle."""
+    points, rows = max(1, sizes.points((*kernel.outer, *kernel.inner))), sizes.points(kernel.outer)
+    turned = [t for t in touches if t.inner and not t.store and _is_across(kernel, t, sizes)]
+    moved = sum(t.distinct * SECTOR // max(1, t.bytes // points) for t in turned)
+    if moved <= sum(t.distinct for t in touches):
+        return 1
+    x = max(SECTOR // max(1, t.bytes // points) for t in turned)
+    while x > 1 and (x * r > REGISTER_POINTS or rows < 2 * x * gpu.compute_units):
+        x //= 2
+    return x
+
+
+def _is_across(kernel: Kernel, touch: Touch, sizes: Sizes) -> bool:
+    """Whether neighbours of an access are in the next row, and those of a row apart."""
+    if not kernel.outer or stride_along(touch.offset, kernel.outer[-1], sizes) not in ADJACENT:
+        return False
+    return all((stride_along(touch.offset, v, sizes) or 0) not in (0, *ADJACENT) for v in kernel.inner)
 
 
 def shared_blocks(rows: int, length: int, gpu: Gpu) -> Blocks:
