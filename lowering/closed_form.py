@@ -57,7 +57,7 @@ def tabulate(value: Value, variable: Var, count: int) -> list[int]:
         if v.op == "const":
             done[v] = torch.full((count,), v.attr, dtype=v.dtype)
         elif v.op == "index":
-            done[v] = _places(v.attr, lanes)
+            done[v] = _positions(v.attr, lanes)
         elif v.op == "cast":
             done[v] = args[0].to(v.attr)
         elif v.op == "round_to":
@@ -67,7 +67,7 @@ def tabulate(value: Value, variable: Var, count: int) -> list[int]:
     return [int(t) for t in done[value].tolist()]
 
 
-def _places(expr: Expr, lanes: torch.Tensor) -> torch.Tensor:
+def _positions(expr: Expr, lanes: torch.Tensor) -> torch.Tensor:
     """An index at each point. Its functions take numbers."""
     if _has_functions(expr):
         return torch.tensor(

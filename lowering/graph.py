@@ -378,7 +378,7 @@ class _Lowering:
     def _should_store(self, node: Node, tensor: Tensor) -> bool:
         if not self.context.inlining:
             return bool(vs.loads([tensor.value]))  # numbers and indices are not data
-        cost = vs.total_cost([tensor.value], FAST_ON_GPU if self._is_fast(tensor) else None)
+        cost = vs.total_cost([tensor.value], FAST_ON_GPU if self._is_fast(node, tensor) else None)
         if cost <= 2:
             return False
         reads = {v.attr for v in vs.loads([tensor.value])}
@@ -392,12 +392,12 @@ class _Lowering:
         saves = self._saves_traffic(node, tensor, full, reads)
         return self._streams(node, tensor, full) > 1 or cost > (self._cheap(node, tensor) if saves else CHEAP)
 
-    def _is_fast(self, tensor: Tensor) -> bool:
-        """Whether it is made of 16-bit numbers that are in memory already. What a kernel makes may not be there: it stores the
-        function of its elements in place of them."""
+    def _is_fast(self, node: Node, tensor: Tensor) -> bool:
+        """Whether it is made of 16-bit numbers that are in memory already, and no matmul reads what is made of it. What a kernel
+        makes may not be in memory: it stores the function of its elements in place of them."""
         if tensor.dtype.itemsize != 2 or self.builder.numerics == "eager" or not self._is_large_on_gpu(tensor):
             return False
-        return all(self._is_given(load.attr[0]) for load in vs.loads([tensor.value]))
+        return all(self._is_given(load.attr[0]) for load in vs.loads([tensor.value])) and not _reaches_matmul(node)
 
     def _streams(self, node: Node, tensor: Tensor, full: Sequence[Any]) -> int:
         """How many elements each element moves from memory. On a GPU neighbours in one buffer come from the cache, as in
@@ -520,6 +520,16 @@ def _is_spread(node: Node) -> bool:
             return True
         views = {user for user in readers if rule_of(VIEWS, operator_name(user.target))}
         reached = views | {user for user in readers if _elements(user) == elements}
+    return False
+
+
+def _reaches_matmul(node: Node) -> bool:
+    """Whether what some steps of operators and views make of it is multiplied."""
+    reached = {node}
+    for _ in range(3 * STEPS):
+        reached = {user for one in reached for user in one.users}
+        if any(rule_of(CONTRACTIONS, operator_name(user.target)) for user in reached):
+            return True
     return False
 
 

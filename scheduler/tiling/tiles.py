@@ -62,6 +62,9 @@ SEQUENCE_WARPS, SEQUENCE_ROW, SEQUENCE_POINTS = 16, 4096, 16384
 # Steps along rows of arithmetic that hold few points past the end, one of so many at most; points of such a tile; and programs
 # that each SM has to have of it.
 SHORT_STEPS, SHORTEST_WASTE, SHORT_STEP_POINTS, PROGRAMS_OF_STEPS = (32, 16, 8, 4), 32, 1024, 16
+# The largest and the shortest step along a single row of arithmetic, what part of the row it has to save, and rows that each SM
+# has to have.
+HEAVY_STEP, SHORTEST_STEP, WORTH_WALKING, ROWS_OF_STEPS = 2048, 512, 4, 8
 # Rows and columns of a tile that share what belongs to columns; and bytes of lines that the L1 cache serves in the time of one
 # from memory.
 COLUMN_ROWS, COLUMNS_OF_A_TILE, LINES_OF_A_BYTE = 32, 128, 6
@@ -134,6 +137,8 @@ FEW_STATEMENTS = 16
 # Operations of a point from which arithmetic takes longer than loads; then points of a thread, the most warps for so few, and
 # registers that a point takes beside its values.
 HEAVY, HEAVY_POINTS, HEAVY_WARPS, HEAVY_REGISTERS = 32, 8, 8, 4
+# Operations of a point from which rows that wait for arithmetic have fewer points a thread, and registers of these.
+MEDIUM, MEDIUM_REGISTERS = 16, 72
 # Points of a thread of a scan whose joins are as heavy, as long as a program has no more warps than that.
 SCANNED_POINTS = 2
 # Operations of a special function (`lgamma`), which is computed in float64.
@@ -539,6 +544,8 @@ def _reduction(kernel: Kernel, touches: list[Touch], sizes: Sizes, gpu: Gpu, wid
     if steps is not None:
         return Tiling(kernel, kernel.outer, (), steps, False, wide)
     if not across:
+        if cost_of_a_point(kernel) >= MEDIUM and (kernel.sections > 2 or _waits_for_arithmetic(kernel, touches, sizes)):
+            blocks = _of_fewer_rows(kernel, blocks)
         blocks = _lightened(kernel, blocks, length, together)
         blocks = blocks if whole else _lightened_walk(kernel, blocks)
         blocks = _with_warps_for_scans(kernel, blocks)
@@ -564,7 +571,21 @@ def _short_steps(kernel: Kernel, touches: list[Touch], across: bool, sizes: Size
     x, least = SHORT_STEP_POINTS // r, gpu.compute_units * PROGRAMS_OF_STEPS
     while 2 * power_of_two(length) >= 3 * length and x * r > THREADS and rows < x * least:
         x //= 2  # where a third of the points or more would be past the end, a row for each thread is better than that
-    return Blocks(x=x, r=r, warps=THREADS // 32) if rows >= x * least or (x * r == THREADS and 2 * rows >= x * least) else None
+    if rows >= x * least or (x * r == THREADS and 2 * rows >= x * least):
+        return Blocks(x=x, r=r, warps=THREADS // 32)
+    return _long_steps(kernel, rows, length, gpu)
+
+
+def _long_steps(kernel: Kernel, rows: int, length: int, gpu: Gpu) -> Blocks | None:
+    """A tile that walks one row in steps, of which the last one is full or nearly so. None where a power of two holds as much of
+    the row, where SMs have few rows, or registers do not hold a step's values."""
+    r = _step(length, HEAVY_STEP)
+    blocks = Blocks(x=1, r=r, warps=max(1, r * HEAVY_WARPS // HEAVY_STEP))
+    saved = power_of_two(length) - -(-length // r) * r
+    if r < SHORTEST_STEP or WORTH_WALKING * saved < length or rows < ROWS_OF_STEPS * gpu.compute_units:
+        return None
+    each = registers_of_a_point(kernel) + sum(s.kind == "reduction" for s in kernel.statements)
+    return blocks if each * _points_of_a_thread(blocks) <= FEW_REGISTERS else None
 
 
 def _waits_for_arithmetic(kernel: Kernel, touches: list[Touch], sizes: Sizes) -> bool:
@@ -593,6 +614,15 @@ def _lightened(kernel: Kernel, blocks: Blocks, length: int, together: int = 1) -
         else:
             break
     return replace(blocks, r=_step(length, blocks.r)) if blocks.r < length else blocks
+
+
+def _of_fewer_rows(kernel: Kernel, blocks: Blocks) -> Blocks:
+    """With fewer rows where the values of their points leave an SM few warps: arithmetic, and one sum after the other, wait for
+    what was computed before, and other warps run meanwhile."""
+    registers = _registers(kernel)
+    while blocks.x > 1 and registers(blocks) > MEDIUM_REGISTERS and _points_of_a_thread(blocks) > HEAVY_POINTS:
+        blocks = replace(blocks, x=blocks.x // 2)
+    return blocks
 
 
 def _lightened_walk(kernel: Kernel, blocks: Blocks) -> Blocks:
@@ -736,17 +766,17 @@ def _rows_that_share(kernel: Kernel, touches: list[Touch], sizes: Sizes, x: int,
 
 
 def _rows_of_a_sector(kernel: Kernel, touches: list[Touch], sizes: Sizes, r: int, gpu: Gpu) -> int:
-    """Rows that read full sectors together where much is read across rows, as a transposed operand is: each row alone reads one
-    element of each sector. One where registers do not hold so many rows, or SMs would be idle."""
+    """Rows that read full sectors together, or half of them, where much is read across rows, as a transposed operand is: each row
+    alone reads one element of each sector. One where registers do not hold so many rows, or SMs would be idle."""
     points, rows = max(1, sizes.points((*kernel.outer, *kernel.inner))), sizes.points(kernel.outer)
     turned = [t for t in touches if t.inner and not t.store and _is_across(kernel, t, sizes)]
     moved = sum(t.distinct * SECTOR // max(1, t.bytes // points) for t in turned)
     if moved <= sum(t.distinct for t in touches):
         return 1
-    x = max(SECTOR // max(1, t.bytes // points) for t in turned)
+    full = x = max(SECTOR // max(1, t.bytes // points) for t in turned)
     while x > 1 and (x * r > REGISTER_POINTS or rows < 2 * x * gpu.compute_units):
         x //= 2
-    return x
+    return x if 2 * x >= full else 1
 
 
 def _is_across(kernel: Kernel, touch: Touch, sizes: Sizes) -> bool:

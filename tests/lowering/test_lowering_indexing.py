@@ -94,8 +94,8 @@ def test_other_lists_are_data() -> None:
 def test_elements_at_a_list_are_read_without_it() -> None:
     """What picks elements and reduces them reads the elements where they are."""
     graph = check(lambda x: x[..., [1, 2, 5, 6]].amin(-1) - x[..., [0, 3, 4, 7]].amin(-1), [tensor(torch.float32, 3, 8)])
-    places = {e for n in graph.nodes for root in ir.roots(n) for load in vs.loads([root]) for e in load.attr[1]}
-    assert not any(ix.indirects(place) for place in places)
+    positions = {e for n in graph.nodes for root in ir.roots(n) for load in vs.loads([root]) for e in load.attr[1]}
+    assert not any(ix.indirects(e) for e in positions)
 
 
 def test_cat_of_few_is_one_value() -> None:
