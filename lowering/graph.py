@@ -393,8 +393,8 @@ class _Lowering:
         return self._streams(node, tensor, full) > 1 or cost > (self._cheap(node, tensor) if saves else CHEAP)
 
     def _is_fast(self, node: Node, tensor: Tensor) -> bool:
-        """Whether it is made of 16-bit numbers that are in memory already, and no matmul reads what is made of it. What a kernel
-        makes may not be in memory: it stores the function of its elements in place of them."""
+        """Whether it is made of 16-bit numbers that are in memory already, and no matmul reads what is made of it. What a
+        kernel makes may not be in memory: it stores the function of its elements in place of them."""
         if tensor.dtype.itemsize != 2 or self.builder.numerics == "eager" or not self._is_large_on_gpu(tensor):
             return False
         return all(self._is_given(load.attr[0]) for load in vs.loads([tensor.value])) and not _reaches_matmul(node)

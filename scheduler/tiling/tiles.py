@@ -577,8 +577,8 @@ def _short_steps(kernel: Kernel, touches: list[Touch], across: bool, sizes: Size
 
 
 def _long_steps(kernel: Kernel, rows: int, length: int, gpu: Gpu) -> Blocks | None:
-    """A tile that walks one row in steps, of which the last one is full or nearly so. None where a power of two holds as much of
-    the row, where SMs have few rows, or registers do not hold a step's values."""
+    """A tile that walks one row in steps, of which the last one is full or nearly so. None where a power of two holds as much
+    of the row, where SMs have few rows, or registers do not hold a step's values."""
     r = _step(length, HEAVY_STEP)
     blocks = Blocks(x=1, r=r, warps=max(1, r * HEAVY_WARPS // HEAVY_STEP))
     saved = power_of_two(length) - -(-length // r) * r
@@ -766,8 +766,8 @@ def _rows_that_share(kernel: Kernel, touches: list[Touch], sizes: Sizes, x: int,
 
 
 def _rows_of_a_sector(kernel: Kernel, touches: list[Touch], sizes: Sizes, r: int, gpu: Gpu) -> int:
-    """Rows that read full sectors together, or half of them, where much is read across rows, as a transposed operand is: each row
-    alone reads one element of each sector. One where registers do not hold so many rows, or SMs would be idle."""
+    """Rows that read full sectors together, or half of them, where much is read across rows, as a transposed operand is: each
+    row alone reads one element of each sector. One where registers do not hold so many rows, or SMs would be idle."""
     points, rows = max(1, sizes.points((*kernel.outer, *kernel.inner))), sizes.points(kernel.outer)
     turned = [t for t in touches if t.inner and not t.store and _is_across(kernel, t, sizes)]
     moved = sum(t.distinct * SECTOR // max(1, t.bytes // points) for t in turned)
