@@ -54,6 +54,7 @@ from kgen.templates.triton.device.folds import (
     combine_prod,
     combine_sum,
     combine_welford,
+    first_of,
     fold_all,
     fold_any,
     fold_argmax,
