@@ -208,7 +208,7 @@ def _reduced(kernel: Kernel, graph: ir.Graph, sizes: Sizes, gpu: Gpu, reorder: b
     if reorder and _contiguous_across(kernel, touches, sizes):
         kernel = rejoined(kernel, touches, sizes)
         touches = list(distinct_touches(kernel, graph, sizes))
-    return _reduction(kernel, touches, sizes, gpu, wide)
+    return _reduction(kernel, graph, touches, sizes, gpu, wide)
 
 
 def choose_combo_tiles(batch: ComboKernel, graph: ir.Graph, sizes: Sizes, gpu: Gpu, reorder: bool = True) -> list[Tiling]:
@@ -517,7 +517,7 @@ def _thinned(blocks: Blocks, is_full: Callable[[Blocks], bool], shorter: Callabl
 # ---- reductions -----------------------------------------------------------------------------------------------------
 
 
-def _reduction(kernel: Kernel, touches: list[Touch], sizes: Sizes, gpu: Gpu, wide: bool) -> Tiling:
+def _reduction(kernel: Kernel, graph: ir.Graph, touches: list[Touch], sizes: Sizes, gpu: Gpu, wide: bool) -> Tiling:
     rows, length = sizes.points(kernel.outer), sizes.points(kernel.inner)
     across, together = _contiguous_across(kernel, touches, sizes), 1
     whole = persistent(kernel, MAX_PERSISTENT if kernel.rows else MAX_REGISTER_ROW) and (
@@ -544,7 +544,9 @@ def _reduction(kernel: Kernel, touches: list[Touch], sizes: Sizes, gpu: Gpu, wid
     if steps is not None:
         return Tiling(kernel, kernel.outer, (), steps, False, wide)
     if not across:
-        if cost_of_a_point(kernel) >= MEDIUM and (kernel.sections > 2 or _waits_for_arithmetic(kernel, touches, sizes)):
+        if cost_of_a_point(kernel) >= MEDIUM and (
+            _moves_little(kernel, graph) or _waits_for_arithmetic(kernel, touches, sizes)
+        ):
             blocks = _of_fewer_rows(kernel, blocks)
         blocks = _lightened(kernel, blocks, length, together)
         blocks = blocks if whole else _lightened_walk(kernel, blocks)
@@ -594,6 +596,14 @@ def _waits_for_arithmetic(kernel: Kernel, touches: list[Touch], sizes: Sizes) ->
     return cost_of_a_point(kernel) * points > OPERATIONS_OF_A_BYTE * sum(touch.distinct for touch in touches)
 
 
+def _moves_little(kernel: Kernel, graph: ir.Graph) -> bool:
+    """Whether a point's operations take longer than what it reads once, and stores."""
+    points = [s for s in kernel.statements if s.inner and s.kind == "pointwise"]
+    stored = [o for s in points for o, kept in zip(s.outs, s.stored, strict=True) if kept]
+    moved = _bytes_per_point(kernel) + sum(graph.buffers[name].dtype.itemsize for name in stored)
+    return cost_of_a_point(kernel) > OPERATIONS_OF_A_BYTE * moved
+
+
 def _lightened(kernel: Kernel, blocks: Blocks, length: int, together: int = 1) -> Blocks:
     """With fewer points a thread where their values would not be in its registers: such as bilinear samples, which have twenty
     at a time; or where arithmetic takes the time, which more threads of an SM share. Rows are walked then, unless they are
@@ -617,8 +627,8 @@ def _lightened(kernel: Kernel, blocks: Blocks, length: int, together: int = 1) -
 
 
 def _of_fewer_rows(kernel: Kernel, blocks: Blocks) -> Blocks:
-    """With fewer rows where the values of their points leave an SM few warps: arithmetic, and one sum after the other, wait for
-    what was computed before, and other warps run meanwhile."""
+    """With fewer rows where the values of their points leave an SM few warps: arithmetic waits for what was computed before,
+    and other warps run meanwhile."""
     registers = _registers(kernel)
     while blocks.x > 1 and registers(blocks) > MEDIUM_REGISTERS and _points_of_a_thread(blocks) > HEAVY_POINTS:
         blocks = replace(blocks, x=blocks.x // 2)

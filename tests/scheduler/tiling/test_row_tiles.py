@@ -141,3 +141,16 @@ def shared_digamma(x: Tensor) -> Tensor:
 def test_points_share_special_functions_of_their_row(fn: Callable[..., Tensor], points: int) -> None:
     [tiling] = tilings(planned(fn, torch.rand(20000, 101) + 1))
     assert tiling.blocks.x * tiling.blocks.r == 32 * points * tiling.blocks.warps
+
+
+def soft_value(x: Tensor) -> Tensor:
+    s = x / 0.03
+    return (s.softmax(1) * (x - 0.03 * s.log_softmax(1))).sum(1)
+
+
+def test_rows_of_arithmetic_leave_an_sm_warps() -> None:
+    """Each of its three sums waits for the one before; what is read is little."""
+    [tiling] = tilings(planned(soft_value, torch.randn(80_000, 18)))
+    assert tiling.blocks.x * tiling.blocks.r == 16 * 32 * tiling.blocks.warps
+    [tiling] = tilings(planned(lambda x: x.softmax(1), torch.randn(80_000, 18)))
+    assert tiling.blocks.x * tiling.blocks.r == 32 * 32 * tiling.blocks.warps
