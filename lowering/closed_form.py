@@ -9,6 +9,8 @@ with a bounds check.
 from __future__ import annotations
 
 import functools
+import itertools
+from collections.abc import Sequence
 
 import torch
 
@@ -19,6 +21,8 @@ from kgen.ir.index import Expr, Var
 from kgen.ir.values import Value
 
 MAX_TABLE = 1 << 14
+# Evenly spaced runs that a table may consist of: more would take more comparisons than a load takes.
+MOST_RUNS = 4
 
 
 def index_form(value: Value, extent: Expr, wrap: bool) -> Expr | None:
@@ -53,8 +57,7 @@ def tabulate(value: Value, variable: Var, count: int) -> list[int]:
         if v.op == "const":
             done[v] = torch.full((count,), v.attr, dtype=v.dtype)
         elif v.op == "index":
-            got = ix.evaluate(v.attr, lambda atom: lanes)
-            done[v] = got if isinstance(got, torch.Tensor) else torch.full((count,), got)
+            done[v] = _positions(v.attr, lanes)
         elif v.op == "cast":
             done[v] = args[0].to(v.attr)
         elif v.op == "round_to":
@@ -64,15 +67,51 @@ def tabulate(value: Value, variable: Var, count: int) -> list[int]:
     return [int(t) for t in done[value].tolist()]
 
 
+def _positions(expr: Expr, lanes: torch.Tensor) -> torch.Tensor:
+    """An index at each point. Its functions take numbers."""
+    if _has_functions(expr):
+        return torch.tensor(
+            [ix.evaluate(expr, dict.fromkeys(ix.free_atoms(expr), point).__getitem__) for point in lanes.tolist()]
+        )
+    got = ix.evaluate(expr, lambda atom: lanes)
+    return got if isinstance(got, torch.Tensor) else torch.full((len(lanes),), got)
+
+
+def _has_functions(expr: Expr) -> bool:
+    atoms = [atom for term, _ in expr.terms for atom in term]
+    parts = [part for atom in atoms if isinstance(atom, ix.FloorDiv | ix.Mod) for part in (atom.num, atom.den)]
+    return any(isinstance(atom, ix.Apply) for atom in atoms) or any(map(_has_functions, parts))
+
+
 @functools.lru_cache(maxsize=1024)
 def fit(table: tuple[int, ...], variable: Var) -> Expr | None:
     """An expression in `variable` with the values of `table`: linear, clamped linear, mirrored at an end or at both, beginning
-    again after the end, or a floor of a linear form."""
+    again after the end, a floor of a linear form, or a few linear runs."""
     i = variable.expr()
     for candidate in (*_linear(table, i), *_mirrored(table, i), *_floors(table, i)):
         if matches(candidate, table):
             return candidate
-    return None
+    return in_runs(table, i)
+
+
+def in_runs(table: Sequence[int], i: Expr) -> Expr | None:
+    """The table as one evenly spaced run after the other; None of too many."""
+    starts = [0]
+    while len(starts) <= MOST_RUNS and (end := _end_of_run(table, starts[-1])) < len(table):
+        starts.append(end)
+    if len(starts) > MOST_RUNS:
+        return None
+    found = ix.ZERO
+    for start, end in reversed(list(itertools.zip_longest(starts, starts[1:]))):
+        step = table[start + 1] - table[start] if start + 1 < len(table) else 0
+        here = table[start] + (i - start) * step
+        found = here if end is None else ix.apply("select", ix.apply("lt", i, end), here, found)
+    return found
+
+
+def _end_of_run(table: Sequence[int], start: int) -> int:
+    steps = (after - before for before, after in itertools.pairwise(table[start:]))
+    return start + 1 + sum(1 for _ in itertools.takewhile(lambda step: step == table[start + 1] - table[start], steps))
 
 
 def matches(expr: Expr, table: tuple[int, ...]) -> bool:

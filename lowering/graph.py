@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import math
 import operator
 from collections import Counter
@@ -25,6 +24,7 @@ from kgen.ir.index import Expr
 from kgen.ir.nodes import Buffer, GraphInput
 from kgen.lowering import fallback, unbacked
 from kgen.lowering.builder import Builder
+from kgen.lowering.closed_form import in_runs
 from kgen.lowering.families import CONTRACTIONS, RULES, VIEWS
 from kgen.lowering.fused_calls import note_fused_calls
 from kgen.lowering.narrow_values import store_narrow
@@ -46,10 +46,12 @@ CHEAP = 6
 # exponential. A float32 is twice the bytes: an element of a softmax takes less time than a trip through memory, unless a reader
 # would compute it several times.
 CHEAP_ON_GPU, CHEAP_FLOAT32_ON_GPU, LARGE = 14, 24, 1 << 20
+# What functions cost less in a kernel that a GPU takes through its own ones: those of values that end in 16 bits.
+FAST_ON_GPU = {"exp": -12, "exp2": -13, "sigmoid": -13, "tanh": -12, "log": -9, "log2": -9, "erf": -8}
 # And on a CPU, of a tensor larger than a core's cache that reads one of its size: an element that is stored and read moves 12
 # bytes, which takes a core as long as some tens of operations on lanes.
 CHEAP_ON_CPU = 14
-# Numbers of a constant list that are looked at, to see whether they are evenly spaced.
+# Numbers of a constant list that are looked at, to see where they are evenly spaced.
 LONGEST_LIST = 64
 # Operators behind a value that are looked at for one that would compute its elements several times.
 STEPS = 8
@@ -376,7 +378,7 @@ class _Lowering:
     def _should_store(self, node: Node, tensor: Tensor) -> bool:
         if not self.context.inlining:
             return bool(vs.loads([tensor.value]))  # numbers and indices are not data
-        cost = vs.total_cost([tensor.value])
+        cost = vs.total_cost([tensor.value], FAST_ON_GPU if self._is_fast(node, tensor) else None)
         if cost <= 2:
             return False
         reads = {v.attr for v in vs.loads([tensor.value])}
@@ -389,6 +391,13 @@ class _Lowering:
         full = [v for v in reads if self._is_full(v, tensor)]
         saves = self._saves_traffic(node, tensor, full, reads)
         return self._streams(node, tensor, full) > 1 or cost > (self._cheap(node, tensor) if saves else CHEAP)
+
+    def _is_fast(self, node: Node, tensor: Tensor) -> bool:
+        """Whether it is made of 16-bit numbers that are in memory already, and no matmul reads what is made of it. What a
+        kernel makes may not be in memory: it stores the function of its elements in place of them."""
+        if tensor.dtype.itemsize != 2 or self.builder.numerics == "eager" or not self._is_large_on_gpu(tensor):
+            return False
+        return all(self._is_given(load.attr[0]) for load in vs.loads([tensor.value])) and not _reaches_matmul(node)
 
     def _streams(self, node: Node, tensor: Tensor, full: Sequence[Any]) -> int:
         """How many elements each element moves from memory. On a GPU neighbours in one buffer come from the cache, as in
@@ -460,16 +469,12 @@ class _Lowering:
 
 
 def _listed(owner: torch.Tensor, sizes: ir.Sizes) -> Tensor | None:
-    """A list of evenly spaced positions as arithmetic, as of ``x[:, [2, 1, 0]]``: what it picks is a view, and no data says
-    where it is."""
+    """A list of positions in a few evenly spaced runs as arithmetic, as of ``x[:, [2, 1, 0]]`` or ``x[:, [0, 2, 3]]``: what it
+    picks is a view, no data says where it is, and nothing copies the list to a device."""
     if owner.dtype is not torch.int64 or owner.dim() != 1 or not 2 <= owner.numel() <= LONGEST_LIST:
         return None
-    numbers = owner.tolist()
-    steps = {after - before for before, after in itertools.pairwise(numbers)}
-    place = axes(sizes)[0].expr()
-    return (
-        Tensor(sizes, owner.dtype, owner.device, vs.index_value(numbers[0] + place * steps.pop())) if len(steps) == 1 else None
-    )
+    found = in_runs(owner.tolist(), axes(sizes)[0].expr())
+    return None if found is None else Tensor(sizes, owner.dtype, owner.device, vs.index_value(found))
 
 
 def _is_large(tensor: Tensor) -> bool:
@@ -515,6 +520,16 @@ def _is_spread(node: Node) -> bool:
             return True
         views = {user for user in readers if rule_of(VIEWS, operator_name(user.target))}
         reached = views | {user for user in readers if _elements(user) == elements}
+    return False
+
+
+def _reaches_matmul(node: Node) -> bool:
+    """Whether what some steps of operators and views make of it is multiplied."""
+    reached = {node}
+    for _ in range(3 * STEPS):
+        reached = {user for one in reached for user in one.users}
+        if any(rule_of(CONTRACTIONS, operator_name(user.target)) for user in reached):
+            return True
     return False
 
 

@@ -20,7 +20,7 @@ from kgen.ir.index import Atom, Expr
 from kgen.ir.values import Value
 
 # Points of an axis that are written one by one, at most.
-FEW = 4
+FEW = 8
 Reader = ir.Pointwise | ir.Reduction | ir.Scan
 T = TypeVar("T")
 

@@ -41,6 +41,11 @@ def power(b: Builder, x: Operand, y: Operand) -> Tensor:
     return pointwise(lambda p, q: vs.call("pow" if is_float(p) else "ipow", p, q), x, y)
 
 
+# Exponents of few multiplications, each of which may be off by half a unit in the last place: so x^n is by (n - 1) / 2, as much
+# as a power of any exponent is in eager.
+_SHORT = range(4, 9)
+
+
 def fixed_power(base: Value, exponent: float) -> Value:
     """A power with a literal exponent; the special cases are eager's."""
     if exponent == 0:
@@ -60,11 +65,13 @@ def fixed_power(base: Value, exponent: float) -> Value:
         -2.0: lambda: vs.call("reciprocal", square),
     }
     found = special.get(float(exponent))
+    if found is None and float(exponent) in _SHORT:
+        return _repeated_multiplication(base, int(exponent))
     return found() if found else vs.call("pow", base, number(exponent, base))
 
 
 def _repeated_multiplication(base: Value, exponent: int) -> Value:
-    """Exact for integers, which wrap: repeated squaring."""
+    """Repeated squaring: exact for integers, which wrap."""
     result: Value | None = None
     while exponent:
         if exponent & 1:

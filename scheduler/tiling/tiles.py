@@ -62,6 +62,9 @@ SEQUENCE_WARPS, SEQUENCE_ROW, SEQUENCE_POINTS = 16, 4096, 16384
 # Steps along rows of arithmetic that hold few points past the end, one of so many at most; points of such a tile; and programs
 # that each SM has to have of it.
 SHORT_STEPS, SHORTEST_WASTE, SHORT_STEP_POINTS, PROGRAMS_OF_STEPS = (32, 16, 8, 4), 32, 1024, 16
+# The largest and the shortest step along a single row of arithmetic, what part of the row it has to save, and rows that each SM
+# has to have.
+HEAVY_STEP, SHORTEST_STEP, WORTH_WALKING, ROWS_OF_STEPS = 2048, 512, 4, 8
 # Rows and columns of a tile that share what belongs to columns; and bytes of lines that the L1 cache serves in the time of one
 # from memory.
 COLUMN_ROWS, COLUMNS_OF_A_TILE, LINES_OF_A_BYTE = 32, 128, 6
@@ -134,10 +137,14 @@ FEW_STATEMENTS = 16
 # Operations of a point from which arithmetic takes longer than loads; then points of a thread, the most warps for so few, and
 # registers that a point takes beside its values.
 HEAVY, HEAVY_POINTS, HEAVY_WARPS, HEAVY_REGISTERS = 32, 8, 8, 4
+# Operations of a point from which rows that wait for arithmetic have fewer points a thread, and registers of these.
+MEDIUM, MEDIUM_REGISTERS = 16, 72
 # Points of a thread of a scan whose joins are as heavy, as long as a program has no more warps than that.
 SCANNED_POINTS = 2
 # Operations of a special function (`lgamma`), which is computed in float64.
 SPECIAL = 60
+# Points of a thread that share special functions of their row: registers for two of them are there.
+SHARED_SPECIAL = 2
 INT32 = 2**31 - 1
 
 
@@ -201,7 +208,7 @@ def _reduced(kernel: Kernel, graph: ir.Graph, sizes: Sizes, gpu: Gpu, reorder: b
     if reorder and _contiguous_across(kernel, touches, sizes):
         kernel = rejoined(kernel, touches, sizes)
         touches = list(distinct_touches(kernel, graph, sizes))
-    return _reduction(kernel, touches, sizes, gpu, wide)
+    return _reduction(kernel, graph, touches, sizes, gpu, wide)
 
 
 def choose_combo_tiles(batch: ComboKernel, graph: ir.Graph, sizes: Sizes, gpu: Gpu, reorder: bool = True) -> list[Tiling]:
@@ -510,9 +517,9 @@ def _thinned(blocks: Blocks, is_full: Callable[[Blocks], bool], shorter: Callabl
 # ---- reductions -----------------------------------------------------------------------------------------------------
 
 
-def _reduction(kernel: Kernel, touches: list[Touch], sizes: Sizes, gpu: Gpu, wide: bool) -> Tiling:
+def _reduction(kernel: Kernel, graph: ir.Graph, touches: list[Touch], sizes: Sizes, gpu: Gpu, wide: bool) -> Tiling:
     rows, length = sizes.points(kernel.outer), sizes.points(kernel.inner)
-    across = _contiguous_across(kernel, touches, sizes)
+    across, together = _contiguous_across(kernel, touches, sizes), 1
     whole = persistent(kernel, MAX_PERSISTENT if kernel.rows else MAX_REGISTER_ROW) and (
         bool(kernel.rows) or not across or length <= (REGISTER_COLUMN if kernel.sections > 1 else SHORT_COLUMN)
     )
@@ -522,6 +529,8 @@ def _reduction(kernel: Kernel, touches: list[Touch], sizes: Sizes, gpu: Gpu, wid
         r = power_of_two(length)
         x = _rows_per_program(rows, r, gpu, across)
         x *= _rows_that_share(kernel, touches, sizes, x, rows, gpu)
+        together = 1 if across else _rows_of_a_sector(kernel, touches, sizes, r, gpu)
+        x = max(x, together)
         waits = 1 if across else len({s.section for s in kernel.statements if s.kind == "reduction"})
         lone = not across and rows <= x * gpu.compute_units
         blocks = Blocks(x=x, r=r, warps=max(_warps(x * r, waits), _lone_warps(x * r) if lone else 1))
@@ -535,7 +544,12 @@ def _reduction(kernel: Kernel, touches: list[Touch], sizes: Sizes, gpu: Gpu, wid
     if steps is not None:
         return Tiling(kernel, kernel.outer, (), steps, False, wide)
     if not across:
-        blocks = _lightened(kernel, blocks, length) if whole else _lightened_walk(kernel, _lightened(kernel, blocks, length))
+        if cost_of_a_point(kernel) >= MEDIUM and (
+            _moves_little(kernel, graph) or _waits_for_arithmetic(kernel, touches, sizes)
+        ):
+            blocks = _of_fewer_rows(kernel, blocks)
+        blocks = _lightened(kernel, blocks, length, together)
+        blocks = blocks if whole else _lightened_walk(kernel, blocks)
         blocks = _with_warps_for_scans(kernel, blocks)
         whole = whole and blocks.r >= length
     elif whole:
@@ -559,7 +573,21 @@ def _short_steps(kernel: Kernel, touches: list[Touch], across: bool, sizes: Size
     x, least = SHORT_STEP_POINTS // r, gpu.compute_units * PROGRAMS_OF_STEPS
     while 2 * power_of_two(length) >= 3 * length and x * r > THREADS and rows < x * least:
         x //= 2  # where a third of the points or more would be past the end, a row for each thread is better than that
-    return Blocks(x=x, r=r, warps=THREADS // 32) if rows >= x * least or (x * r == THREADS and 2 * rows >= x * least) else None
+    if rows >= x * least or (x * r == THREADS and 2 * rows >= x * least):
+        return Blocks(x=x, r=r, warps=THREADS // 32)
+    return _long_steps(kernel, rows, length, gpu)
+
+
+def _long_steps(kernel: Kernel, rows: int, length: int, gpu: Gpu) -> Blocks | None:
+    """A tile that walks one row in steps, of which the last one is full or nearly so. None where a power of two holds as much
+    of the row, where SMs have few rows, or registers do not hold a step's values."""
+    r = _step(length, HEAVY_STEP)
+    blocks = Blocks(x=1, r=r, warps=max(1, r * HEAVY_WARPS // HEAVY_STEP))
+    saved = power_of_two(length) - -(-length // r) * r
+    if r < SHORTEST_STEP or WORTH_WALKING * saved < length or rows < ROWS_OF_STEPS * gpu.compute_units:
+        return None
+    each = registers_of_a_point(kernel) + sum(s.kind == "reduction" for s in kernel.statements)
+    return blocks if each * _points_of_a_thread(blocks) <= FEW_REGISTERS else None
 
 
 def _waits_for_arithmetic(kernel: Kernel, touches: list[Touch], sizes: Sizes) -> bool:
@@ -568,17 +596,26 @@ def _waits_for_arithmetic(kernel: Kernel, touches: list[Touch], sizes: Sizes) ->
     return cost_of_a_point(kernel) * points > OPERATIONS_OF_A_BYTE * sum(touch.distinct for touch in touches)
 
 
-def _lightened(kernel: Kernel, blocks: Blocks, length: int) -> Blocks:
+def _moves_little(kernel: Kernel, graph: ir.Graph) -> bool:
+    """Whether a point's operations take longer than what it reads once, and stores."""
+    points = [s for s in kernel.statements if s.inner and s.kind == "pointwise"]
+    stored = [o for s in points for o, kept in zip(s.outs, s.stored, strict=True) if kept]
+    moved = _bytes_per_point(kernel) + sum(graph.buffers[name].dtype.itemsize for name in stored)
+    return cost_of_a_point(kernel) > OPERATIONS_OF_A_BYTE * moved
+
+
+def _lightened(kernel: Kernel, blocks: Blocks, length: int, together: int = 1) -> Blocks:
     """With fewer points a thread where their values would not be in its registers: such as bilinear samples, which have twenty
     at a time; or where arithmetic takes the time, which more threads of an SM share. Rows are walked then, unless they are
-    read again."""
+    read again. So many rows stay together."""
     registers, heavy = _registers(kernel), cost_of_a_point(kernel) >= HEAVY
     if registers(blocks) <= MOST_REGISTERS and not heavy:
         return blocks
-    may_walk, warps = kernel.sections == 1 and not kernel.rows, HEAVY_WARPS if heavy else FEW_WARPS
-    most = 1 if _has_special_functions(kernel) else HEAVY_POINTS
+    may_walk = kernel.sections == 1 and not kernel.rows and together == 1
+    warps = WARPS_PER_SM if together > 1 else HEAVY_WARPS if heavy else FEW_WARPS
+    most = _special_points(kernel) if _has_special_functions(kernel) else HEAVY_POINTS
     while registers(blocks) > FEW_REGISTERS or (heavy and _points_of_a_thread(blocks) > most):
-        if blocks.x > 1:
+        if blocks.x > together:
             blocks = replace(blocks, x=blocks.x // 2)
         elif blocks.warps < warps:
             blocks = replace(blocks, warps=2 * blocks.warps)
@@ -587,6 +624,15 @@ def _lightened(kernel: Kernel, blocks: Blocks, length: int) -> Blocks:
         else:
             break
     return replace(blocks, r=_step(length, blocks.r)) if blocks.r < length else blocks
+
+
+def _of_fewer_rows(kernel: Kernel, blocks: Blocks) -> Blocks:
+    """With fewer rows where the values of their points leave an SM few warps: arithmetic waits for what was computed before,
+    and other warps run meanwhile."""
+    registers = _registers(kernel)
+    while blocks.x > 1 and registers(blocks) > MEDIUM_REGISTERS and _points_of_a_thread(blocks) > HEAVY_POINTS:
+        blocks = replace(blocks, x=blocks.x // 2)
+    return blocks
 
 
 def _lightened_walk(kernel: Kernel, blocks: Blocks) -> Blocks:
@@ -642,6 +688,15 @@ def cost_of_a_point(kernel: Kernel) -> int:
 def _has_special_functions(kernel: Kernel) -> bool:
     """Whether it computes such as are long in doubles: the values of one of them fill the registers of a thread."""
     return any(ops.cost(value.op) >= SPECIAL for value in vs.topological([root for s in kernel.statements for root in s.roots]))
+
+
+def _special_points(kernel: Kernel) -> int:
+    """Points of a thread where special functions are computed: one, or several that share those of their row, which each of its
+    threads computes."""
+    inner = frozenset(kernel.inner)
+    values = vs.topological([root for s in kernel.statements for root in s.roots])
+    of_rows = any(ops.cost(value.op) >= SPECIAL and inner.isdisjoint(value.variables()) for value in values)
+    return SHARED_SPECIAL if of_rows else 1
 
 
 def _points_of_a_thread(blocks: Blocks) -> int:
@@ -718,6 +773,27 @@ def _rows_that_share(kernel: Kernel, touches: list[Touch], sizes: Sizes, x: int,
     while more < MOST_SHARING and rows >= 2 * more * 4 * gpu.compute_units and 2 * more * length <= SHARED_TILE:
         more *= 2
     return more
+
+
+def _rows_of_a_sector(kernel: Kernel, touches: list[Touch], sizes: Sizes, r: int, gpu: Gpu) -> int:
+    """Rows that read full sectors together, or half of them, where much is read across rows, as a transposed operand is: each
+    row alone reads one element of each sector. One where registers do not hold so many rows, or SMs would be idle."""
+    points, rows = max(1, sizes.points((*kernel.outer, *kernel.inner))), sizes.points(kernel.outer)
+    turned = [t for t in touches if t.inner and not t.store and _is_across(kernel, t, sizes)]
+    moved = sum(t.distinct * SECTOR // max(1, t.bytes // points) for t in turned)
+    if moved <= sum(t.distinct for t in touches):
+        return 1
+    full = x = max(SECTOR // max(1, t.bytes // points) for t in turned)
+    while x > 1 and (x * r > REGISTER_POINTS or rows < 2 * x * gpu.compute_units):
+        x //= 2
+    return x if 2 * x >= full else 1
+
+
+def _is_across(kernel: Kernel, touch: Touch, sizes: Sizes) -> bool:
+    """Whether neighbours of an access are in the next row, and those of a row apart."""
+    if not kernel.outer or stride_along(touch.offset, kernel.outer[-1], sizes) not in ADJACENT:
+        return False
+    return all((stride_along(touch.offset, v, sizes) or 0) not in (0, *ADJACENT) for v in kernel.inner)
 
 
 def shared_blocks(rows: int, length: int, gpu: Gpu) -> Blocks:

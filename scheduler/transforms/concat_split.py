@@ -174,6 +174,7 @@ class _Search:
         self.graph, self.taken = graph, taken
         self.points: dict[str, Expr] = {}  # what is made of a matmul's elements -> their number
         self.rows: dict[str, Expr] = {}  # result of a reduction or a scan -> points of its loops
+        self.values: dict[str, Expr] = {}  # what is made point by point -> its points
         self.in_memory = ir.visible(graph)
         for node in graph.nodes:
             if not isinstance(node, ir.Pointwise | ir.Reduction | ir.Scan | ir.Scatter):
@@ -191,6 +192,7 @@ class _Search:
         if not isinstance(node, ir.Pointwise):
             return None
         count, read = ix.product(v.extent for v in node.vars), {load.attr[0] for load in vs.loads([node.value])}
+        self.values[node.out] = count
         if any(self.points.get(name) is count for name in read):
             self.points[node.out] = count
         if any(self.rows.get(name) is count for name in read):
@@ -203,13 +205,20 @@ class _Search:
     def _concat_parts(self, node: ir.Pointwise) -> ConcatParts | None:
         for k, bounds in bounds_of(node).items():
             every = ConcatParts(node, k, bounds)
-            found = [tuple(self._whole(every.node_of(number, node.out))) for number in range(len(every.runs))]
+            runs = [every.node_of(number, node.out) for number in range(len(every.runs))]
+            found = [tuple(self._whole(run)) for run in runs]
             # neighbours of which no other kernel makes either stay one run, in which the value selects
-            kept = tuple(b for b, low, high in zip(bounds[1:], found, found[1:], strict=False) if low or high)
+            apart = [bool(low or high) for low, high in itertools.pairwise(found)]
             made = dict.fromkeys(name for names in found for name in names)
             if made and not (_copied(found) > 1 and _is_symbolic(bounds, node.vars)):
-                return ConcatParts(node, k, (bounds[0], *kept, bounds[-1]), tuple(made))
+                cut = [ConcatParts(node, k, _kept(bounds, kept), tuple(made)) for kept in (self._of_values(runs, apart), apart)]
+                return cut[1] if _short(self.graph, cut[0]) else cut[0]
         return None
+
+    def _of_values(self, runs: Sequence[ir.Pointwise], apart: Sequence[bool]) -> list[bool]:
+        """The bounds with those between runs that are both made of values that kernels would store for them alone."""
+        values = [self._is_of_values(run) for run in runs]
+        return [one or (low and high) for one, (low, high) in zip(apart, itertools.pairwise(values), strict=True)]
 
     def _whole(self, run: ir.Pointwise) -> Iterator[str]:
         """What a run may be made with, in the loops of that: matmuls of which it reads each element at one point, reductions
@@ -221,6 +230,15 @@ class _Search:
             each = self.points.get(name) is count and loops <= {a for e in index for a in ix.free_atoms(e)}
             if not load.args and (each or self.rows.get(name) is count):
                 yield name
+
+    def _is_of_values(self, run: ir.Pointwise) -> bool:
+        """Whether it reads, at as many points, what other nodes make point by point."""
+        count = ix.product(v.extent for v in run.vars)
+        return any(not load.args and self.values.get(load.attr[0]) is count for load in vs.loads([run.value]))
+
+
+def _kept(bounds: Sequence[Expr], kept: Sequence[bool]) -> tuple[Expr, ...]:
+    return (bounds[0], *itertools.compress(bounds[1:], kept), bounds[-1])
 
 
 def _copied(found: Sequence[tuple[str, ...]]) -> int:

@@ -39,6 +39,10 @@ def rolled(x: Tensor) -> Tensor:
         [0, 1, 2, 3, 2, 1],
         [3, 4, 0, 1, 2, 3, 4, 0, 1],
         [1, 2, 3, 0, 1],
+        [0, 2, 3],
+        [1, 2, 5, 6],
+        [7, 5, 3, 1, 0, 2, 4, 6, 6, 6, 6],
+        [5, 0, 9, 9, 3, 7],
     ],
 )
 def test_tables_are_fitted(table: list[int]) -> None:
@@ -46,6 +50,10 @@ def test_tables_are_fitted(table: list[int]) -> None:
     found = fit(tuple(table), i)
     assert found is not None
     assert [int(ix.evaluate(found, lambda _, k=k: k)) for k in range(len(table))] == table
+
+
+def test_a_table_of_many_runs_is_not_fitted() -> None:
+    assert fit((0, 5, 1, 9, 2, 7, 7, 3, 11, 4), ix.var("i", 10)) is None
 
 
 @pytest.mark.parametrize("fn", [reflected, rolled], ids=["reflected", "rolled"])

@@ -182,3 +182,15 @@ def test_a_norm_takes_powers_as_they_are_cheapest(order: float) -> None:
     torch.testing.assert_close(found, torch.linalg.vector_norm(x, order, 1))
     [reduction] = [node for node in graphs[0].nodes if isinstance(node, ir.Reduction)]
     assert not any(value.op == "pow" for value in vs.topological([reduction.value]))
+
+
+@pytest.mark.parametrize("exponent", range(4, 9))
+def test_small_whole_powers_are_multiplications(exponent: int) -> None:
+    """Each may be off by half a unit in the last place, and a power of any exponent takes sixty operations."""
+    x = torch.cat([torch.randn(400) * 3, torch.tensor([0.0, -0.0, math.inf, -math.inf, math.nan, 1e-30, 1e30])])
+    graphs: list[ir.Graph] = []
+    with torch.no_grad():
+        got = lowered(lambda x: x**exponent, "kgen", graphs)(x)
+    [node] = [node for node in graphs[0].nodes if isinstance(node, ir.Pointwise)]
+    assert {value.op for value in vs.topological([node.value])} == {"load", "mul"}
+    torch.testing.assert_close(got, (x.double() ** exponent).float(), rtol=exponent / 2 * 2**-23, atol=1e-37, equal_nan=True)

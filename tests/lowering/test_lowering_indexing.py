@@ -12,6 +12,7 @@ from op_table_indexing import CASES
 
 from kgen.ir import index as ix
 from kgen.ir import nodes as ir
+from kgen.ir import values as vs
 from kgen.ir.verify import verify
 from kgen.lowering import LoweringContext, lower
 from kgen.reference.evaluate import evaluate_graph
@@ -78,8 +79,8 @@ def test_resampling_by_a_whole_factor_is_affine() -> None:
     assert not any(isinstance(a, ix.Indirect) for a in atoms)
 
 
-@pytest.mark.parametrize("columns", [[2, 1, 0], [0, 3], [1, 1, 1], [-4, -2]], ids=str)
-def test_evenly_spaced_lists_are_arithmetic(columns: list[int]) -> None:
+@pytest.mark.parametrize("columns", [[2, 1, 0], [0, 3], [1, 1, 1], [-4, -2], [0, 2, 3], [3, -4, 1, 0, 0, 0, 2, 1]], ids=str)
+def test_lists_of_a_few_evenly_spaced_runs_are_arithmetic(columns: list[int]) -> None:
     """As where colours change their order, or corners are taken apart: no data say what is read."""
     graph = check(lambda x: x[:, columns] * 2, [tensor(torch.float32, 3, 4)])
     assert not graph.constants
@@ -87,7 +88,14 @@ def test_evenly_spaced_lists_are_arithmetic(columns: list[int]) -> None:
 
 
 def test_other_lists_are_data() -> None:
-    assert check(lambda x: x[:, [0, 2, 3]] * 2, [tensor(torch.float32, 3, 4)]).constants
+    assert check(lambda x: x[:, [0, 2, 3, 1, 1, 3, 0, 2, 1, 0]] * 2, [tensor(torch.float32, 3, 4)]).constants
+
+
+def test_elements_at_a_list_are_read_without_it() -> None:
+    """What picks elements and reduces them reads the elements where they are."""
+    graph = check(lambda x: x[..., [1, 2, 5, 6]].amin(-1) - x[..., [0, 3, 4, 7]].amin(-1), [tensor(torch.float32, 3, 8)])
+    positions = {e for n in graph.nodes for root in ir.roots(n) for load in vs.loads([root]) for e in load.attr[1]}
+    assert not any(ix.indirects(e) for e in positions)
 
 
 def test_cat_of_few_is_one_value() -> None:

@@ -32,6 +32,12 @@ def hamming(codes: Tensor, queries: Tensor) -> tuple[Tensor, Tensor]:
     return ((v * 0x0101010101010101) >> 56).sum(-1).min(1)
 
 
+def eight_levels(x: Tensor, levels: Tensor) -> Tensor:
+    """Distances to levels, each of which several readers take."""
+    d = ((x[..., None] - levels) ** 2 * x[..., None].sigmoid()).unbind(-1)
+    return d[1].minimum(d[2]).minimum(d[5]).minimum(d[6]) - d[0].minimum(d[3]).minimum(d[4]).minimum(d[7]) + d[4] * d[1]
+
+
 def luminance(x: Tensor) -> Tensor:
     """Of colours in front, two steps of which each is read again."""
     y = torch.where(x > 0.04, ((x.abs() + 0.055) / 1.055) ** 2.4, x / 12.92)
@@ -54,6 +60,7 @@ CASES: dict[str, tuple[Callable[..., object], list[Tensor], int]] = {
     "morton": (morton, [torch.randn(1000, 3, dtype=torch.float64)], 1),
     "hamming": (hamming, [torch.randint(-(2**62), 2**62, (300, 2)), torch.randint(-(2**62), 2**62, (50, 2))], 2),
     "luminance": (luminance, [torch.rand(3, 40, 50, dtype=torch.float64)], 1),
+    "eight levels": (eight_levels, [torch.rand(3, 40, dtype=torch.float64), torch.randn(8, dtype=torch.float64)], 1),
     "first only": (first_only, [torch.randn(500, 4, dtype=torch.float64)], 1),
     "summed": (summed, [torch.randn(500, 2, dtype=torch.float64)], 2),
 }

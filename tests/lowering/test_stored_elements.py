@@ -130,3 +130,14 @@ def test_sums_of_two_tensors_are_stored_for_several_readers() -> None:
     x, y = torch.empty(1100, 1100), torch.empty(1100, 1100)
     plan = planned(lambda x, y: ((x * y).sum(0), (x * y)[:, 1:].exp().cumsum(1)), x, y)
     assert any(name.startswith("mul") for name, buffer in plan.graph.buffers.items() if buffer.kind == "intermediate")
+
+
+def gates(x: Tensor) -> tuple[Tensor, Tensor]:
+    g = torch.sigmoid(x)
+    return (g * 2).sum(0), (g - 1).sum(1)
+
+
+@pytest.mark.parametrize(("dtype", "count"), [(torch.bfloat16, 0), (torch.float32, 0), (torch.float64, 1)])
+def test_functions_of_16_bits_are_the_hardwares(dtype: torch.dtype, count: int) -> None:
+    """A few instructions: less than a trip through memory takes."""
+    assert stored(gates, torch.empty(ROWS, LENGTH, dtype=dtype)) == count

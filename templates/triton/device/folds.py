@@ -86,12 +86,24 @@ def combine_argmin(a, a_index, b, b_index):
 
 @triton.jit
 def fold_argmax(x, index, axis: tl.constexpr):
-    return tl.reduce((x, index), axis, combine_argmax)
+    best = fold_max(x, axis)
+    return best, first_of(x, best, index, axis)
 
 
 @triton.jit
 def fold_argmin(x, index, axis: tl.constexpr):
-    return tl.reduce((x, index), axis, combine_argmin)
+    best = fold_min(x, axis)
+    return best, first_of(x, best, index, axis)
+
+
+@triton.jit
+def first_of(x, best, index, axis: tl.constexpr):
+    """The smallest index of the elements that are `best`, or of those that are no number, since `best` is one of them then. Two
+    folds of one tensor each take half of the operations of one fold of pairs; and that would move the accumulators of a matmul
+    to the layout of the indices."""
+    found = (x == tl.expand_dims(best, axis)) | (x != x)
+    most: tl.constexpr = 2**63 - 1 if index.dtype.primitive_bitwidth == 64 else 2**31 - 1
+    return tl.min(tl.where(found, index, most), axis)
 
 
 @triton.jit

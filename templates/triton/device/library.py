@@ -54,6 +54,7 @@ from kgen.templates.triton.device.folds import (
     combine_prod,
     combine_sum,
     combine_welford,
+    first_of,
     fold_all,
     fold_any,
     fold_argmax,
@@ -120,7 +121,6 @@ from kgen.templates.triton.device.functions import (
     modified_bessel_i0,
     modified_bessel_i1,
     ndtri,
-    pow,
     scaled_bessel_tail,
     sigmoid,
     sin,
@@ -157,6 +157,7 @@ from kgen.templates.triton.device.matmul import (
     waited,
 )
 from kgen.templates.triton.device.pdl import wait_for_previous
+from kgen.templates.triton.device.powers import parts_of_log2, pow, power_of_size
 from kgen.templates.triton.device.random import (
     box_muller,
     halves,

@@ -108,3 +108,49 @@ def test_values_of_joined_loops() -> None:
 def test_few_rows_that_are_walked_again_take_large_steps(rows: int, step: int) -> None:
     [tiling] = tilings(planned(lambda x: x.softmax(-1), torch.randn(rows, 50257, dtype=torch.bfloat16)))
     assert tiling.blocks.r == step
+
+
+def crossed(x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
+    return (x * y.t()).sum(1), x * 2 - y.t()
+
+
+@pytest.mark.parametrize(
+    ("dtype", "columns", "together"), [(torch.bfloat16, 1000, 8), (torch.float32, 1000, 8), (torch.float32, 4000, 1)]
+)
+def test_rows_that_read_across_rows_share_sectors(dtype: torch.dtype, columns: int, together: int) -> None:
+    """As many as fill a sector or half of it, if registers hold them."""
+    [tiling] = tilings(planned(crossed, torch.randn(4000, columns).to(dtype), torch.randn(columns, 4000).to(dtype)))
+    assert (tiling.blocks.x, tiling.blocks.y, tiling.persistent) == (together, 1, True)
+
+
+def test_rows_that_read_along_rows_are_alone() -> None:
+    [tiling] = tilings(planned(lambda x, y: (x * y).sum(1), torch.randn(4000, 4000), torch.randn(4000, 4000)))
+    assert tiling.blocks.x == 1
+
+
+@pytest.mark.interpret
+def test_values_of_rows_that_read_across_rows() -> None:
+    assert run(crossed, torch.randn(701, 300), torch.randn(300, 701), gpu_interpreter=True).kinds == {"rows"}
+
+
+def shared_digamma(x: Tensor) -> Tensor:
+    return (torch.digamma(x.sum(1, keepdim=True)) - torch.digamma(x)).sum(1)
+
+
+@pytest.mark.parametrize(("fn", "points"), [(shared_digamma, 2), (lambda x: torch.digamma(x).sum(1), 1)])
+def test_points_share_special_functions_of_their_row(fn: Callable[..., Tensor], points: int) -> None:
+    [tiling] = tilings(planned(fn, torch.rand(20000, 101) + 1))
+    assert tiling.blocks.x * tiling.blocks.r == 32 * points * tiling.blocks.warps
+
+
+def soft_value(x: Tensor) -> Tensor:
+    s = x / 0.03
+    return (s.softmax(1) * (x - 0.03 * s.log_softmax(1))).sum(1)
+
+
+def test_rows_of_arithmetic_leave_an_sm_warps() -> None:
+    """Each of its three sums waits for the one before; what is read is little."""
+    [tiling] = tilings(planned(soft_value, torch.randn(80_000, 18)))
+    assert tiling.blocks.x * tiling.blocks.r == 16 * 32 * tiling.blocks.warps
+    [tiling] = tilings(planned(lambda x: x.softmax(1), torch.randn(80_000, 18)))
+    assert tiling.blocks.x * tiling.blocks.r == 32 * 32 * tiling.blocks.warps

@@ -55,6 +55,19 @@ def test_a_row_for_each_thread() -> None:
     assert tiled(pairs, (200, 100), (200, 65)).persistent
 
 
+def lines(at: Tensor, x: Tensor) -> tuple[Tensor, Tensor]:
+    d = (x[None] - at[:, None]).abs()
+    w = torch.exp(-d) * (1 - d.clamp(max=1) ** 3) ** 3
+    return w.sum(1), (w * d).sum(1)
+
+
+@pytest.mark.parametrize(("rows", "length", "step"), [(2003, 10007, 2048), (2003, 8000, 8192), (500, 10007, 16384)])
+def test_long_rows_of_arithmetic_are_walked_where_that_saves_points(rows: int, length: int, step: int) -> None:
+    """16,384 points would hold 10,007, five steps are 10,240. Few rows are held, since each SM has few of them at a time."""
+    tiling = tiled(lines, (rows,), (length,))
+    assert (tiling.blocks.x, tiling.blocks.r, tiling.persistent) == (1, step, step > length)
+
+
 def test_short_columns() -> None:
     tiling = tiled(columns, (100_000, 9, 8), (100_000, 9))
     assert (tiling.blocks.x, tiling.blocks.r, tiling.persistent) == (256, 1, False)

@@ -27,6 +27,7 @@ from kgen.scheduler.transforms.concat_split import with_concat_parts
 from kgen.scheduler.transforms.subgraph_extraction import extract_subgraph
 from kgen.verdict import Outcome, Reason
 from tests.kernels import plans
+from tests.scheduler.selection.test_safe_choices import planned
 from tests.slow import slow_but
 
 BACK_ENDS = {
@@ -104,6 +105,13 @@ def norms(x: Tensor, y: Tensor, z: Tensor) -> Tensor:
     return torch.cat([x.softmax(-1), F.layer_norm(y, (48,)), z], -1)
 
 
+def gradients_of_chunks(x: Tensor, g: Tensor) -> Tensor:
+    a, b, c = x.chunk(3, 1)
+    v, w = torch.tanh(b * g) * b.exp(), torch.sin(c * g) * c.exp()
+    total = (a + v + w).sum(1, keepdim=True)
+    return torch.cat([a * total, v * g, w * g], 1)
+
+
 @dataclass(frozen=True)
 class Case:
     fn: Callable[..., Any]
@@ -133,6 +141,7 @@ CASES = {
     "tensors among them": Case(mixed, (r(70, 50), r(50, 40), r(70, 7), r(50, 33)), 2),
     "used by a matmul": Case(used, (r(70, 50), r(50, 40), r(50, 24), r(64, 20)), 2),
     "five of them": Case(five, (r(70, 50), *(r(50, n) for n in (8, 7, 24, 9, 1))), 2),
+    "parts of values": Case(gradients_of_chunks, (r(4, 30, 50), r(4, 1, 50))),
     "reductions": Case(norms, (r(70, 40), r(70, 48), r(70, 5)), 3),
 }  # fmt: skip
 
@@ -392,3 +401,13 @@ def test_compiles(template: str, arch: int) -> None:
     (kernel,) = made.matmuls
     (done,) = triton.compile_kernels([kernel], arch)
     assert done.cubin
+
+
+def test_parts_made_of_values_join_the_kernel_of_these() -> None:
+    """Two parts that no reduction makes would be one node otherwise, for which the values of both were stored."""
+    args = (torch.randn(8, 30, 1000), torch.randn(8, 1, 1000))
+    plan = planned(gradients_of_chunks, *args, gpu=True)
+    [kernel] = plan.kernels
+    assert {
+        ir.owner(plan.graph, out) for s in kernel.statements for out, stored in zip(s.outs, s.stored, strict=True) if stored
+    } == {plan.graph.outputs[0].buffer}

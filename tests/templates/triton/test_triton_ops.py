@@ -3,6 +3,7 @@ interpreter, natively on a GPU, and compiled for two GPUs that need not be there
 
 from __future__ import annotations
 
+import itertools
 import math
 import re
 import subprocess
@@ -198,6 +199,28 @@ def test_special_functions_of_positive_numbers(run, op):
         want = torch.tensor([_number(HARD[op][0], v) for v in x[:number].tolist()], dtype=torch.float64)
     assert ulps(got[:number], want).max() <= 3.5
     near(got[number:], ops.OPS[op].reference(x[number:].double()).float())
+
+
+def test_powers_of_float32(run):
+    """Bases of all sizes, and near 1 with large exponents; numbers that are subnormal or overflow; whole exponents of negative
+    bases; ends. The last one's power is the largest number: it may not overflow."""
+    made = torch.Generator().manual_seed(0)
+    spread = torch.rand(2, 4, 2048, generator=made, dtype=torch.float64) * 2 - 1
+    a = torch.cat([(spread[0, 0] * 126).exp2(), 1 + spread[0, 1] * 0.3, 1 + spread[0, 2] * 1e-3, -((spread[0, 3] * 9).exp2())])
+    b = torch.cat([spread[1, 0], spread[1, 1] * 200, spread[1, 2] * 5e4, (spread[1, 3] * 12).round()])
+    ends = [0.0, -0.0, 1.0, -1.0, math.inf, -math.inf, math.nan, 1e-42, -1e-42, 2.5, -2.5, 3.0, 0.5, -3.0, 1e30, 1e-30]
+    pairs = torch.tensor([*itertools.product(ends, ends), (torch.finfo(torch.float32).max, 1.0)]).double()
+    a, b = (
+        torch.cat([x, end, x.new_ones(-(len(x) + len(end)) % 128)]).float() for x, end in ((a, pairs[:, 0]), (b, pairs[:, 1]))
+    )
+    kernel = kernels.Kernel("powers", 128)
+    kernel.store(torch.float32, kernel.bind(TRITON_OPS["pow"].format(kernel.load(torch.float32), kernel.load(torch.float32))))
+    (got,) = run(kernel, [a, b], [len(a)])
+    want = a.double() ** b.double()
+    wrong = (got.isnan() != want.isnan()) | (ulps(got, want) > 6) & ((got - want).abs() > torch.finfo(torch.float32).tiny)
+    assert not wrong.any(), [(a[k].item(), b[k].item(), got[k].item(), want[k].item()) for k in wrong.nonzero()[:8, 0]]
+    negative = (a < 0) | (a == 0) & a.signbit()
+    assert torch.equal(got.signbit()[negative & ~want.isnan()], want.signbit()[negative & ~want.isnan()])
 
 
 # Of the hardware's functions: the arguments, and an error of float32 that each may have there, in units of 2^-23.
