@@ -33,6 +33,8 @@ MOST_PAIRS = 1 << 23
 SHORT_ROW = 16
 # Rows that kernels sort where they must: a tensor of this many elements squared is never stored, only counted.
 MOST_FORCED = 1024
+# Rows that a program of a GPU sorts in its registers.
+MOST_SORTED = 4096
 # Operands with more dimensions are not looked for in other orders of these.
 MOST_ORDERED = 4
 
@@ -85,6 +87,10 @@ class Builder:
         return (self.on_gpu(device) and pairs > 0 and (pairs <= MOST_PAIRS or length <= SHORT_ROW)) or (
             self.top_k == "kernels" and 0 < length <= MOST_FORCED
         )
+
+    def sorts_rows(self, device: torch.device, length: int) -> bool:
+        """Whether kernels sort whole rows that a program of a GPU holds."""
+        return self.top_k != "library" and self.on_gpu(device) and 1 < length <= MOST_SORTED
 
     def sorts_in_registers(self, device: torch.device) -> bool:
         """Whether kernels sort rows of a few elements by comparisons of their own."""
@@ -217,7 +223,7 @@ class Builder:
         results = [body]
         if op == "welford":
             results.append(vs.call("sub", body, body))
-        elif op in ("argmax", "argmin"):
+        elif op in ops.WITH_POSITIONS:
             results.append(vs.const(0, torch.int64))
         return tuple(
             Tensor(sizes, kind, tensor.device, vs.cast(value, ops.compute_dtype(kind)))
@@ -232,7 +238,7 @@ class Builder:
 
     def scan(self, op: str, tensor: Tensor, dim: int, dtypes: Sequence[torch.dtype] | None = None) -> tuple[Tensor, ...]:
         """Inclusive scan along `dim`; results as for `reduce`."""
-        outputs = 2 if op in ("argmax", "argmin") else 1
+        outputs = 2 if op in ops.WITH_POSITIONS else 1
         tensor = rounded(tensor) if outputs == 2 else tensor
         kinds = list(dtypes) if dtypes else [tensor.dtype, torch.int64][:outputs]
         if is_empty(tensor.sizes):

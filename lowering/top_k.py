@@ -39,7 +39,7 @@ RANKED = (
     torch.float32, torch.float16, torch.bfloat16, torch.int8, torch.int16, torch.int32, torch.uint8, torch.bool,
 )  # fmt: skip
 LOWEST = ops.identity("max", I64)
-LOW_WORD, LARGEST = 0xFFFFFFFF, 0x7FFFFFFF
+LOW_WORD = 0xFFFFFFFF
 
 
 def top_k(b: Builder, x: Tensor, k: int, dim: int = -1, largest: bool = True, sorted: bool = True) -> tuple[Tensor, Tensor]:  # noqa: A002  aten names it so
@@ -131,14 +131,19 @@ def _key(value: Value, position: Expr, largest: bool) -> Value:
 
 
 def rank_of(value: Value) -> Value:
-    """The place of a float32 among all of them, as an int32. Of negative numbers the other bits count backwards."""
-    bits, largest = vs.bitcast(value, torch.int32), vs.const(LARGEST, torch.int32)
-    return vs.where(vs.call("isnan", value), largest, _folded(bits))
+    """The place of a float32 among all of them, as an int32, or of a float64, as an int64. Of negative numbers the other bits
+    count backwards."""
+    bits = vs.bitcast(value, I64 if value.dtype is torch.float64 else torch.int32)
+    return vs.where(vs.call("isnan", value), _largest(bits), _folded(bits))
 
 
 def _folded(bits: Value) -> Value:
-    positive = vs.call("ge", bits, vs.const(0, torch.int32))
-    return vs.where(positive, bits, vs.call("bitxor", bits, vs.const(LARGEST, torch.int32)))
+    positive = vs.call("ge", bits, vs.const(0, bits.dtype))
+    return vs.where(positive, bits, vs.call("bitxor", bits, _largest(bits)))
+
+
+def _largest(bits: Value) -> Value:
+    return vs.const(torch.iinfo(bits.dtype).max, bits.dtype)
 
 
 def _value(key: Value, dtype: torch.dtype, largest: bool) -> Value:
@@ -150,8 +155,8 @@ def _value(key: Value, dtype: torch.dtype, largest: bool) -> Value:
 
 
 def value_of_rank(rank: Value) -> Value:
-    """The float32 that has a rank."""
-    return vs.bitcast(_folded(rank), torch.float32)
+    """The float32 or float64 that has a rank."""
+    return vs.bitcast(_folded(rank), torch.float64 if rank.dtype is I64 else torch.float32)
 
 
 def _position(key: Value) -> Value:

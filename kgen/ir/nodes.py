@@ -191,7 +191,8 @@ class Partial:
 @dataclass(frozen=True, slots=True)
 class Scan:
     """Inclusive scan of `value` along `axis` (one of `vars`); outs as for the reduction of the same name, except that among
-    equals, and among NaNs, argmax and argmin give the last position so far, as torch.cummax does."""
+    equals, and among NaNs, argmax and argmin give the last position so far, as torch.cummax does. A ``sort`` gives the integers
+    of the row along `axis` in ascending order, a ``stable_sort`` the position of each of them, too."""
 
     outs: tuple[str, ...]
     vars: tuple[Var, ...]

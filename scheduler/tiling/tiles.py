@@ -36,6 +36,7 @@ from kgen.scheduler.tiling.loops import (
     usual_stride,
 )
 from kgen.scheduler.tiling.registers import registers_of_a_point, registers_of_a_row
+from kgen.scheduler.tiling.sorted_rows import sorting_blocks
 from kgen.scheduler.tiling.unrolling import unrolled
 
 # A tile pays on both axes only where each is at least this long.
@@ -201,7 +202,7 @@ def _reduced(kernel: Kernel, graph: ir.Graph, sizes: Sizes, gpu: Gpu, reorder: b
     if reorder and _contiguous_across(kernel, touches, sizes):
         kernel = rejoined(kernel, touches, sizes)
         touches = list(distinct_touches(kernel, graph, sizes))
-    return _reduction(kernel, touches, sizes, gpu, wide)
+    return _reduction(kernel, graph, touches, sizes, gpu, wide)
 
 
 def choose_combo_tiles(batch: ComboKernel, graph: ir.Graph, sizes: Sizes, gpu: Gpu, reorder: bool = True) -> list[Tiling]:
@@ -510,9 +511,11 @@ def _thinned(blocks: Blocks, is_full: Callable[[Blocks], bool], shorter: Callabl
 # ---- reductions -----------------------------------------------------------------------------------------------------
 
 
-def _reduction(kernel: Kernel, touches: list[Touch], sizes: Sizes, gpu: Gpu, wide: bool) -> Tiling:
+def _reduction(kernel: Kernel, graph: ir.Graph, touches: list[Touch], sizes: Sizes, gpu: Gpu, wide: bool) -> Tiling:
     rows, length = sizes.points(kernel.outer), sizes.points(kernel.inner)
     across = _contiguous_across(kernel, touches, sizes)
+    if any(s.op in ops.ROW_ORDERS for s in kernel.statements):
+        return Tiling(kernel, kernel.outer, (), sorting_blocks(kernel, graph, rows, length, across, gpu), True, wide)
     whole = persistent(kernel, MAX_PERSISTENT if kernel.rows else MAX_REGISTER_ROW) and (
         bool(kernel.rows) or not across or length <= (REGISTER_COLUMN if kernel.sections > 1 else SHORT_COLUMN)
     )

@@ -199,3 +199,15 @@ from kgen.templates.triton.device.row_loops import (
     to_members,
     to_points,
 )
+from kgen.templates.triton.device.sorting import (
+    exchanged,
+    exchanged_pairs,
+    far_end,
+    in_order_of_ranks,
+    is_larger_here,
+    neighbour,
+    side_of,
+    sort_pairs,
+    sort_rows,
+    turned_around,
+)
