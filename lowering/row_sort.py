@@ -11,6 +11,7 @@ from dataclasses import dataclass
 
 import torch
 
+from kgen.ir import index as ix
 from kgen.ir import ops
 from kgen.ir import values as vs
 from kgen.ir.values import Value
@@ -43,6 +44,21 @@ class SortedRows:
     def positions(self, b: Builder) -> Tensor:
         """The positions that elements had, stored."""
         return b.copy(self._positions(self.sorted, self.places))
+
+    def first(self, b: Builder, count: int) -> tuple[Tensor, Tensor]:
+        """(elements, positions) of the first ranks of each row, in memory of their own."""
+        both = self._elements(b, self.sorted, self.places), self._positions(self.sorted, self.places)
+        values, positions = (self._stored_first(b, t, count) for t in both)
+        return values, positions
+
+    def _stored_first(self, b: Builder, x: Tensor, count: int) -> Tensor:
+        """What the rows' kernel stores of the first ranks alone."""
+        if x.sizes[self.dim] == count:
+            return b.copy(x)
+        sizes = tuple(ix.constant(count) if k == self.dim else size for k, size in enumerate(x.sizes))
+        target = b.copy(Tensor(sizes, x.dtype, x.device, vs.const(0, ops.compute_dtype(x.dtype))))
+        inside = vs.compare("lt", x.indices[self.dim], ix.constant(count))
+        return b.scatter(target, x.sizes, x.indices, x.value, mask=inside)
 
     def at_rank(self, b: Builder, rank: Tensor) -> tuple[Tensor, Tensor]:
         """(element, position) of one rank of each row, which is told at each of its elements, along a dimension of length 1.

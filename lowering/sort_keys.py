@@ -6,17 +6,23 @@ bits, and whether that is a negative zero, which orders as the other zero does. 
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
 
 from kgen.ir import values as vs
+from kgen.ir.index import Expr
 from kgen.ir.values import Value
-from kgen.lowering.top_k import RANKED, rank_of, value_of_rank
+from kgen.lowering.tensor import Tensor, reindex
 
-__all__ = ["Keys", "keys_of"]
+__all__ = ["RANKED", "Keys", "along_last", "keys_of", "rank_of", "value_of_rank"]
 
 I32, I64 = torch.int32, torch.int64
+# Types whose values have a rank of 32 bits.
+RANKED = (
+    torch.float32, torch.float16, torch.bfloat16, torch.int8, torch.int16, torch.int32, torch.uint8, torch.bool,
+)  # fmt: skip
 # 16-bit floating-point numbers leave these low bits of a float32 unused, integers of 16 bits half of an int32.
 LOW_OF_HALF, LOW_OF_SHORT, LOW_OF_WORD = 13, 16, 32
 HALVES, SHORTS = (torch.float16, torch.bfloat16), (torch.int8, torch.int16, torch.uint8, torch.bool)
@@ -96,3 +102,35 @@ def keys_of(dtype: torch.dtype, descending: bool, positions: bool, length: int) 
     elif dtype in RANKED and dtype not in HALVES:
         kind, low = I64, LOW_OF_WORD
     return Keys(dtype, kind, low, descending, length) if low else None
+
+
+def rank_of(value: Value) -> Value:
+    """The place of a float32 among all of them, as an int32, or of a float64, as an int64. Of negative numbers the other bits
+    count backwards."""
+    bits = vs.bitcast(value, I64 if value.dtype is torch.float64 else torch.int32)
+    return vs.where(vs.call("isnan", value), _largest(bits), _folded(bits))
+
+
+def _folded(bits: Value) -> Value:
+    positive = vs.call("ge", bits, vs.const(0, bits.dtype))
+    return vs.where(positive, bits, vs.call("bitxor", bits, _largest(bits)))
+
+
+def _largest(bits: Value) -> Value:
+    return vs.const(torch.iinfo(bits.dtype).max, bits.dtype)
+
+
+def value_of_rank(rank: Value) -> Value:
+    """The float32 or float64 that has a rank."""
+    return vs.bitcast(_folded(rank), torch.float64 if rank.dtype is I64 else torch.float32)
+
+
+def along_last(x: Tensor, dim: int) -> Tensor:
+    """The rows along dimension `dim` as those along the last one."""
+    rest = [k for k in range(x.rank) if k != dim]
+
+    def where(*index: Expr) -> Sequence[Expr]:
+        place = dict(zip((*rest, dim), index, strict=True))
+        return [place[k] for k in range(x.rank)]
+
+    return reindex(x, [x.sizes[k] for k in (*rest, dim)], where)

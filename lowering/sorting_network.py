@@ -18,9 +18,8 @@ from kgen.ir import values as vs
 from kgen.ir.values import Value
 from kgen.lowering.builder import Builder
 from kgen.lowering.concat import chosen, joined
-from kgen.lowering.sort_keys import Keys, keys_of
+from kgen.lowering.sort_keys import Keys, along_last, keys_of
 from kgen.lowering.tensor import Tensor, at, indices, rounded
-from kgen.lowering.top_k import along_last
 from kgen.lowering.views import axis, unsqueeze
 
 __all__ = ["MOST_ELEMENTS", "Network", "comparators", "network_of"]
