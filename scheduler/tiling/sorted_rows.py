@@ -12,8 +12,9 @@ from kgen.ir import nodes as ir
 from kgen.ir.plan import Blocks, Kernel
 from kgen.ir.vectors import widest_vector
 
-# Points of a thread of long rows, and of short ones, of which a program has several warps.
-LONG_POINTS, SHORT_POINTS, SHORT_WARPS = 32, 8, 4
+# Points of a thread of long rows, of those whose positions are sorted beside them, and of short rows, of which a program has
+# several warps.
+LONG_POINTS, PAIRED_POINTS, SHORT_POINTS, SHORT_WARPS = 32, 16, 8, 4
 # Where rows are neighbours: those of a program, at most and at least, whose loads are full sectors.
 MOST_COLUMNS, FEWEST_COLUMNS = 32, 8
 # Warps of an SM that rows are shared among where there are few of them; most warps of a row; fewest points of their threads.
@@ -23,15 +24,16 @@ WARPS_PER_SM, MOST_WARPS, FEWEST_POINTS = 8, 16, 4
 def sorting_blocks(kernel: Kernel, graph: ir.Graph, rows: int, length: int, across: bool, gpu: Gpu) -> Blocks:
     """The tile of a kernel whose rows of `length` elements are sorted; `across`: neighbours in memory are of several rows."""
     r = 1 << max(0, length - 1).bit_length()
+    points = PAIRED_POINTS if any(s.op == "stable_sort" for s in kernel.statements) else LONG_POINTS
     if across:
-        x = max(FEWEST_COLUMNS, min(MOST_COLUMNS, 32 * LONG_POINTS // r))
+        x = min(max(FEWEST_COLUMNS, min(MOST_COLUMNS, 32 * points // r)), MOST_WARPS * 32 * points // r)
         x = _fewer(x, rows, FEWEST_COLUMNS // 2, gpu)
-        return Blocks(x=x, r=r, warps=max(1, min(MOST_WARPS, x * r // (32 * LONG_POINTS))))
+        return Blocks(x=x, r=r, warps=max(1, min(MOST_WARPS, x * r // (32 * points))))
     if r <= 32 * widest_vector(kernel, graph):
         x = _fewer(max(1, 32 * SHORT_WARPS * SHORT_POINTS // r), rows, 1, gpu)
         return Blocks(x=x, r=r, warps=max(1, min(SHORT_WARPS, x * r // (32 * SHORT_POINTS))))
     x = _fewer(max(1, 32 * SHORT_POINTS // r), rows, 1, gpu)
-    warps = max(1, min(MOST_WARPS, r // (32 * LONG_POINTS)))
+    warps = max(1, min(MOST_WARPS, r // (32 * points)))
     while warps < MOST_WARPS and rows * warps < gpu.compute_units * WARPS_PER_SM and x * r > 64 * warps * FEWEST_POINTS:
         warps *= 2
     return Blocks(x=x, r=r, warps=warps)
