@@ -89,7 +89,7 @@ class Builder:
         )
 
     def sorts_rows(self, device: torch.device, length: int) -> bool:
-        """Whether kernels sort whole rows that a program of a GPU holds."""
+        """Whether kernels sort rows that a program of a GPU holds in full."""
         return self.top_k != "library" and self.on_gpu(device) and 1 < length <= MOST_SORTED
 
     def sorts_in_registers(self, device: torch.device) -> bool:

@@ -22,9 +22,9 @@ from kgen.lowering.indexing import gather
 from kgen.lowering.reduction import reduce, reuse
 from kgen.lowering.result_readers import readers, reads
 from kgen.lowering.row_sort import sorted_rows
+from kgen.lowering.sort_keys import RANKED, along_last, rank_of
 from kgen.lowering.sorting_network import Network, network_of
 from kgen.lowering.tensor import Tensor, at, broadcast, convert, indices, reshape, rounded
-from kgen.lowering.sort_keys import RANKED, along_last, rank_of
 from kgen.lowering.views import axis, permute, squeeze, unsqueeze
 
 I32, I64 = torch.int32, torch.int64
@@ -182,9 +182,7 @@ def _element(b: Builder, x: Tensor, dim: int, keepdim: bool, wanted: Callable[[T
     return (value, position) if keepdim else (squeeze(b, value, dim), squeeze(b, position, dim))
 
 
-def _element_in_order(
-    b: Builder, x: Tensor, dim: int, wanted: Callable[[Tensor], Tensor]
-) -> tuple[Tensor, Tensor] | None:
+def _element_in_order(b: Builder, x: Tensor, dim: int, wanted: Callable[[Tensor], Tensor]) -> tuple[Tensor, Tensor] | None:
     """The same of rows that are sorted; None where they are not."""
     if not x.rank or _is_counted(b, x, dim):
         return None

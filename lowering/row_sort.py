@@ -29,25 +29,25 @@ I32, I64 = torch.int32, torch.int64
 
 @dataclass(frozen=True, slots=True)
 class SortedRows:
-    """A tensor's rows along a dimension in ascending order of their keys. `places` are positions that keys have no room for."""
+    """A tensor's rows along a dimension in ascending order of their keys. `beside` are positions that keys have no room for."""
 
     source: Tensor
     dim: int
     keys: Keys
     sorted: Tensor
-    places: Tensor | None
+    beside: Tensor | None
 
     def values(self, b: Builder) -> Tensor:
         """The elements, stored."""
-        return b.copy(self._elements(b, self.sorted, self.places))
+        return b.copy(self._elements(b, self.sorted, self.beside))
 
     def positions(self, b: Builder) -> Tensor:
         """The positions that elements had, stored."""
-        return b.copy(self._positions(self.sorted, self.places))
+        return b.copy(self._positions(self.sorted, self.beside))
 
     def first(self, b: Builder, count: int) -> tuple[Tensor, Tensor]:
         """(elements, positions) of the first ranks of each row, in memory of their own."""
-        both = self._elements(b, self.sorted, self.places), self._positions(self.sorted, self.places)
+        both = self._elements(b, self.sorted, self.beside), self._positions(self.sorted, self.beside)
         values, positions = (self._stored_first(b, t, count) for t in both)
         return values, positions
 
@@ -63,7 +63,7 @@ class SortedRows:
     def at_rank(self, b: Builder, rank: Tensor) -> tuple[Tensor, Tensor]:
         """(element, position) of one rank of each row, which is told at each of its elements, along a dimension of length 1.
         A position is 0 where keys do not know it."""
-        found = [self._picked(b, t, rank.value) for t in (self.sorted, self.places) if t is not None]
+        found = [self._picked(b, t, rank.value) for t in (self.sorted, self.beside) if t is not None]
         key, place = found[0], found[1] if len(found) > 1 else None
         return self._elements(b, key, place), self._positions(key, place)
 

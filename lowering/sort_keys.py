@@ -84,20 +84,20 @@ class Keys:
 
     def position(self, key: Value) -> Value:
         """The position of the element that has a key."""
-        places = 1 << (self.length - 1).bit_length()
-        low = vs.call("bitand", key, vs.const(2 * places - 1, self.dtype))
+        numbers = 1 << (self.length - 1).bit_length()
+        low = vs.call("bitand", key, vs.const(2 * numbers - 1, self.dtype))
         return vs.cast(vs.call("shr", low, vs.const(1, self.dtype)), I64)
 
 
 def keys_of(dtype: torch.dtype, descending: bool, positions: bool, length: int) -> Keys | None:
     """Keys of elements of a type; None where there are none, or they have no room for positions."""
-    low, places = 0, 2 * length
+    low, numbers = 0, 2 * length
     if not positions:
         kind = I64 if dtype in LONG else I32
         return Keys(dtype, kind, 0, descending, length) if dtype in (*RANKED, *LONG) else None
-    if dtype in HALVES and places <= 1 << LOW_OF_HALF:
+    if dtype in HALVES and numbers <= 1 << LOW_OF_HALF:
         kind, low = I32, LOW_OF_HALF
-    elif dtype in SHORTS and places <= 1 << LOW_OF_SHORT:
+    elif dtype in SHORTS and numbers <= 1 << LOW_OF_SHORT:
         kind, low = I32, LOW_OF_SHORT
     elif dtype in RANKED and dtype not in HALVES:
         kind, low = I64, LOW_OF_WORD

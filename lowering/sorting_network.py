@@ -103,4 +103,3 @@ def network_of(b: Builder, x: Tensor, dim: int, descending: bool, positions: boo
 def _elements(rows: Tensor) -> list[Value]:
     lead = indices(rows.sizes)[:-1]
     return [at(rows, (*lead, ix.constant(k))) for k in range(rows.sizes[-1].as_int() or 0)]
-

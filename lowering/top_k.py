@@ -29,7 +29,7 @@ from kgen.lowering.reduction import reduce, reuse
 from kgen.lowering.result_readers import reads
 from kgen.lowering.row_sort import sorted_rows
 from kgen.lowering.sort_keys import RANKED, along_last, rank_of, value_of_rank
-from kgen.lowering.tensor import Tensor, at, indices, reindex, rounded
+from kgen.lowering.tensor import Tensor, at, indices, rounded
 from kgen.lowering.views import unsqueeze
 
 I64 = torch.int64
@@ -50,8 +50,8 @@ def top_k(b: Builder, x: Tensor, k: int, dim: int = -1, largest: bool = True, so
     length = x.sizes[dim].as_int() if x.rank else None
     if length is None or not isinstance(k, int) or not 0 < k <= length:
         raise Refused(UNCOVERED)
-    rows = ix.product(size for n, size in enumerate(x.sizes) if n != dim)
-    if x.dtype not in RANKED or k > MAX_K or not b.finds_top(x.device, k, rows):
+    count = ix.product(size for n, size in enumerate(x.sizes) if n != dim)
+    if x.dtype not in RANKED or k > MAX_K or not b.finds_top(x.device, k, count):
         return _of_sorted(b, x, k, dim, largest, length)
     rows = along_last(rounded(reuse(b, x)), dim)
     found = _direct(b, rows, k, largest) if length <= MAX_DIRECT else _grouped(b, rows, length, k, largest)

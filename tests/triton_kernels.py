@@ -270,11 +270,11 @@ def every_kernel(dtype: torch.dtype) -> Iterator[Kernel]:
     for op in ops.SCANS:
         if scans(op, dtype):
             yield scan(op, dtype)
-    yield from (sort(op, dtype, *bits) for op in ops.ROW_ORDERS if sorts(dtype) for bits in PLACES)
+    yield from (sort(op, dtype, *bits) for op in ops.ROW_ORDERS if sorts(dtype) for bits in BITS)
 
 
 # Bits of places that are registers below lanes, and those that are lanes.
-PLACES = [(TILE.bit_length() - 1, 0), (1, 2)]
+BITS = [(TILE.bit_length() - 1, 0), (1, 2)]
 
 
 def sorts(dtype: torch.dtype) -> bool:

@@ -36,7 +36,7 @@ from kgen.scheduler.tiling.loops import (
     usual_stride,
 )
 from kgen.scheduler.tiling.registers import registers_of_a_point, registers_of_a_row
-from kgen.scheduler.tiling.sorted_rows import sorting_blocks
+from kgen.scheduler.tiling.sorting_tiles import sorting_blocks
 from kgen.scheduler.tiling.unrolling import unrolled
 
 # A tile pays on both axes only where each is at least this long.

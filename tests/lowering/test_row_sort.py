@@ -187,7 +187,9 @@ def test_the_first_ranks_are_stored_alone(dtype: torch.dtype) -> None:
     """One kernel sorts, another one makes the memory."""
     plan = planned(lambda x: x.topk(50, -1).values, torch.empty(8192, 1000, dtype=dtype))
     assert not plan.calls
-    assert all(plan.graph.buffers[out].sizes[-1] == 50 for k in plan.kernels for s in k.statements for out in s.outs if any(s.stored))
+    assert all(
+        plan.graph.buffers[out].sizes[-1] == 50 for k in plan.kernels for s in k.statements for out in s.outs if any(s.stored)
+    )
 
 
 @pytest.mark.parametrize(("rows", "length"), [(8192, 5000), (4, 100_000)])

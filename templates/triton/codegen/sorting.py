@@ -8,8 +8,8 @@ from kgen.ir.vectors import VECTOR, widest_vector
 
 
 def network_arguments(tiling: Tiling, graph: ir.Graph) -> str:
-    """The last arguments of the library's functions that sort: the bits of places, the lowest ones that are registers, and those
-    above that are lanes and warps. A wrong guess costs time alone."""
+    """The last arguments of the library's functions that sort: how many bits places have, how many of the lowest are registers,
+    and how many above these are lanes and warps. A wrong guess costs time alone."""
     blocks = tiling.blocks
     levels, threads = _bits(blocks.r), _bits(32 * blocks.warps)
     vector = min(widest_vector(tiling.kernel, graph), blocks.r)

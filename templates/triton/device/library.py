@@ -204,10 +204,10 @@ from kgen.templates.triton.device.sorting import (
     exchanged_pairs,
     far_end,
     in_order_of_ranks,
+    inverted,
     is_larger_here,
-    neighbour,
+    opposite,
     side_of,
     sort_pairs,
     sort_rows,
-    turned_around,
 )

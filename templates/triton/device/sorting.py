@@ -1,11 +1,11 @@
 """Rows of a tile in ascending order, by bitonic networks (K. E. Batcher, "Sorting networks and their applications", 1968).
 
-A row of 2**LEVELS elements is a cube with a side of 2 for each bit of an element's place. A comparator is between two elements
-whose places differ in one bit, so each step of the network is an exchange along one side. What that costs depends on where the
-side is: two registers of a thread, two lanes of a warp, or two warps, which meet in shared memory.
+A row of 2**levels elements is a cube with a side of 2 for each bit of an element's place. A comparator is between two elements
+whose places differ in one bit, so each step of the network is an exchange along one side. What that costs depends on where
+the side is: two registers of a thread, two lanes of a warp, or two warps, which meet in shared memory.
 
-The place of an element in the input is of no interest. So the bits of places may stand for other bits of ranks: those that
-lanes have are the highest ones of ranks, along which the fewest steps go. The result is turned in the end.
+The place of an element in the input is of no interest. So the bits of a place may stand for other bits of ranks: those that
+lanes have are the highest ones of ranks, along which the fewest steps go. The result is put in order in the end.
 """
 
 from __future__ import annotations
@@ -17,27 +17,30 @@ from kgen.templates.triton.device.folds import combine_bitxor
 
 
 @triton.jit
-def sort_rows(keys, LEVELS: tl.constexpr, LOW: tl.constexpr, LANES: tl.constexpr):
-    """Integers. Of each row's places the LOW lowest bits are registers, and the LANES bits above these are lanes."""
-    cube = tl.reshape(keys, [keys.shape[0]] + [2] * LEVELS)
-    for level in tl.static_range(1, LEVELS + 1):
+def sort_rows(keys, levels: tl.constexpr, low: tl.constexpr, lanes: tl.constexpr):
+    """Integers. Of each row's positions the `low` lowest bits are registers, and the `lanes` bits above these are lanes and
+    warps."""
+    cube = tl.reshape(keys, [keys.shape[0]] + [2] * levels)
+    for level in tl.static_range(1, levels + 1):
         if cube.dtype.primitive_bitwidth <= 32:
-            cube = turned_around(cube, level, LEVELS, LOW, LANES)
+            cube = inverted(cube, level, levels, low, lanes)
         for step in tl.static_range(1, level + 1):
-            cube = exchanged(cube, level, step, LEVELS, LOW, LANES)
-    return in_order_of_ranks(cube, keys.shape, LEVELS, LOW, LANES)
+            cube = exchanged(cube, side_of(level - step, levels, low, lanes), side_of(level, levels, low, lanes), levels + 1)
+    return in_order_of_ranks(cube, keys.shape, levels, low, lanes)
 
 
 @triton.jit
-def sort_pairs(keys, places, LEVELS: tl.constexpr, LOW: tl.constexpr, LANES: tl.constexpr):
-    """The same of integers with their places, which are all different: of equal integers the lower place is first."""
-    cube = tl.reshape(keys, [keys.shape[0]] + [2] * LEVELS)
-    at = tl.reshape(places, [keys.shape[0]] + [2] * LEVELS)
-    for level in tl.static_range(1, LEVELS + 1):
+def sort_pairs(keys, positions, levels: tl.constexpr, low: tl.constexpr, lanes: tl.constexpr):
+    """The same of integers with their positions, which are all different: of equal integers the lower place is first."""
+    cube = tl.reshape(keys, [keys.shape[0]] + [2] * levels)
+    at = tl.reshape(positions, [keys.shape[0]] + [2] * levels)
+    for level in tl.static_range(1, levels + 1):
         for step in tl.static_range(1, level + 1):
-            cube, at = exchanged_pairs(cube, at, level, step, LEVELS, LOW, LANES)
-    turned = in_order_of_ranks(cube, keys.shape, LEVELS, LOW, LANES)
-    return turned, in_order_of_ranks(at, keys.shape, LEVELS, LOW, LANES)
+            cube, at = exchanged_pairs(
+                cube, at, side_of(level - step, levels, low, lanes), side_of(level, levels, low, lanes), levels + 1
+            )
+    turned = in_order_of_ranks(cube, keys.shape, levels, low, lanes)
+    return turned, in_order_of_ranks(at, keys.shape, levels, low, lanes)
 
 
 @triton.constexpr_function
@@ -52,64 +55,59 @@ def side_of(rank_bit, levels, low, lanes):
 
 
 @triton.jit
-def in_order_of_ranks(cube, shape: tl.constexpr, LEVELS: tl.constexpr, LOW: tl.constexpr, LANES: tl.constexpr):
+def in_order_of_ranks(cube, shape: tl.constexpr, levels: tl.constexpr, low: tl.constexpr, lanes: tl.constexpr):
     """A tile of rows again."""
-    if LEVELS - LOW - LANES > 0:
-        parts = tl.reshape(cube, [shape[0], 2 ** (LEVELS - LOW - LANES), 2**LANES, 2**LOW])
+    if levels - low - lanes > 0:
+        parts = tl.reshape(cube, [shape[0], 2 ** (levels - low - lanes), 2**lanes, 2**low])
         cube = tl.permute(parts, [0, 2, 1, 3])
     return tl.reshape(cube, shape)
 
 
 @triton.jit
-def turned_around(cube, level: tl.constexpr, LEVELS: tl.constexpr, LOW: tl.constexpr, LANES: tl.constexpr):
+def inverted(cube, level: tl.constexpr, levels: tl.constexpr, low: tl.constexpr, lanes: tl.constexpr):
     """Numbers of 32 bits are inverted where a level sorts downwards, so that all steps sort upwards, by instructions for
     extremes: at its begin those for which that is other than it was in the level before."""
-    turns: tl.constexpr = side_of(level, LEVELS, LOW, LANES)
-    turned: tl.constexpr = side_of(level - 1, LEVELS, LOW, LANES)
+    flips: tl.constexpr = side_of(level, levels, low, lanes)
+    turned: tl.constexpr = side_of(level - 1, levels, low, lanes)
     if level > 1:
-        return tl.where(is_larger_here(turned, turns, LEVELS + 1), ~cube, cube)
-    elif turns > 0:
-        return tl.where(far_end(turns, LEVELS + 1), ~cube, cube)
+        return tl.where(is_larger_here(turned, flips, levels + 1), ~cube, cube)
+    elif flips > 0:
+        return tl.where(far_end(flips, levels + 1), ~cube, cube)
     else:
         return cube
 
 
 @triton.jit
-def exchanged(cube, level: tl.constexpr, step: tl.constexpr, LEVELS: tl.constexpr, LOW: tl.constexpr, LANES: tl.constexpr):
-    """The larger one of two neighbours along a side goes to its far end; of numbers of 64 bits, to the near one in the half of
-    the cube where the order turns."""
-    side: tl.constexpr = side_of(level - step, LEVELS, LOW, LANES)
-    other = neighbour(cube, side)
+def exchanged(cube, side: tl.constexpr, flips: tl.constexpr, rank: tl.constexpr):
+    """The larger one of two elements along a side goes to its far end; of numbers of 64 bits, to the near one in the half of
+    the cube where the order flips."""
+    other = opposite(cube, side)
     if cube.dtype.primitive_bitwidth <= 32:
-        return tl.where(far_end(side, LEVELS + 1), tl.maximum(cube, other), tl.minimum(cube, other))
+        return tl.where(far_end(side, rank), tl.maximum(cube, other), tl.minimum(cube, other))
     else:
-        far = is_larger_here(side, side_of(level, LEVELS, LOW, LANES), LEVELS + 1)
-        return tl.where((cube > other) ^ far, other, cube)
+        return tl.where((cube > other) ^ is_larger_here(side, flips, rank), other, cube)
 
 
 @triton.jit
-def exchanged_pairs(
-    cube, at, level: tl.constexpr, step: tl.constexpr, LEVELS: tl.constexpr, LOW: tl.constexpr, LANES: tl.constexpr
-):
-    side: tl.constexpr = side_of(level - step, LEVELS, LOW, LANES)
-    other, there = neighbour(cube, side), neighbour(at, side)
+def exchanged_pairs(cube, at, side: tl.constexpr, flips: tl.constexpr, rank: tl.constexpr):
+    other, there = opposite(cube, side), opposite(at, side)
     behind = (cube > other) | ((cube == other) & (at > there))
-    swaps = behind ^ is_larger_here(side, side_of(level, LEVELS, LOW, LANES), LEVELS + 1)
+    swaps = behind ^ is_larger_here(side, flips, rank)
     return tl.where(swaps, other, cube), tl.where(swaps, there, at)
 
 
 @triton.jit
-def neighbour(cube, side: tl.constexpr):
+def opposite(cube, side: tl.constexpr):
     """The other element along a side of two: both together without the own one."""
     return cube ^ tl.reduce(cube, side, combine_bitxor, keep_dims=True)
 
 
 @triton.jit
-def is_larger_here(side: tl.constexpr, turns: tl.constexpr, rank: tl.constexpr):
-    """Whether an element is where the larger one of two goes. The order turns along one more side; 0 is none."""
+def is_larger_here(side: tl.constexpr, flips: tl.constexpr, rank: tl.constexpr):
+    """Whether an element is where the larger one of two goes. The order flips along one more side; 0 is none."""
     far = far_end(side, rank)
-    if turns > 0:
-        far = far ^ far_end(turns, rank)
+    if flips > 0:
+        far = far ^ far_end(flips, rank)
     return far
 
 

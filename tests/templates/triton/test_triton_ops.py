@@ -407,7 +407,7 @@ def test_scan(run, op, dtype):
         near(got, whole, 1e-4 if loose else 0, 1e-3 if loose else 0)
 
 
-SORTS = [(op, d, *bits) for op in ops.ROW_ORDERS for d in DTYPES if kernels.sorts(d) for bits in kernels.PLACES]
+SORTS = [(op, d, *bits) for op in ops.ROW_ORDERS for d in DTYPES if kernels.sorts(d) for bits in kernels.BITS]
 
 
 @pytest.mark.parametrize(("op", "dtype", "low", "lanes"), SORTS, ids=short)

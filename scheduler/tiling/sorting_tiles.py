@@ -1,4 +1,4 @@
-"""The tile of a kernel that sorts rows: a warp has whole rows, as far as registers allow.
+"""The tile of a kernel that sorts rows: a warp has full rows, as far as registers allow.
 
 A step of the sorting network between registers of a thread is one comparison, between lanes a shuffle more, and between warps a
 trip through shared memory with a barrier. So rows of up to a vector for each lane share a warp, and longer ones have a warp of
