@@ -67,6 +67,7 @@ class Builder:
         self.copied_sizes: set[tuple[torch.dtype, frozenset[tuple[Expr, int]]]] = set()
         self.gathered: dict[Tensor, Tensor] = {}  # what is read at computed positions, as it was stored
         self.turned: dict[str, Tensor] = {}  # buffer -> itself, read from a copy with another order of dimensions
+        self.sorted_along: dict[str, int] = {}  # sorted rows, and what is made of them point by point -> their dimension
         self.checked: set[Expr] = set()  # conditions that calls check at run time
         self._taken: dict[str, int] = {}
 
@@ -248,7 +249,16 @@ class Builder:
         outs = [self.buffer(tensor.sizes, d, tensor.device) for d in kinds]
         axis = tensor.axes[dim % tensor.rank]
         self.graph.nodes.append(ir.Scan(tuple(o.name for o in outs), tensor.axes, axis, op, tensor.value, self.origin))
+        if op in ops.ROW_ORDERS or self.of_sorted_rows(tensor) == dim % tensor.rank:
+            self.sorted_along.update((o.name, dim % tensor.rank) for o in outs)
         return tuple(self.load(o) for o in outs)
+
+    def of_sorted_rows(self, tensor: Tensor) -> int | None:
+        """The dimension along which rows are sorted that the tensor is made of, point by point; None where there are none, or
+        several."""
+        loads = (load.attr for load in vs.loads([tensor.value]) if load.attr[0] in self.sorted_along)
+        found = {self.sorted_along[name] if index == tensor.indices else None for name, index, _ in loads}
+        return found.pop() if len(found) == 1 else None
 
     def scatter(
         self,
@@ -277,6 +287,9 @@ class Builder:
         value = _anything(tensor.value) if is_empty(tensor.sizes) else self._along_rows(tensor)
         self.graph.nodes.append(ir.Pointwise(out.name, tensor.axes, value, self.origin))
         self.stored[out.name] = value
+        rows = self.of_sorted_rows(tensor) if self.sorted_along else None
+        if rows is not None:
+            self.sorted_along[out.name] = rows
         return self.load(out)
 
     def made_of(self, tensor: Tensor) -> Value:

@@ -26,6 +26,7 @@ def sorting_blocks(kernel: Kernel, graph: ir.Graph, rows: int, length: int, acro
     r = 1 << max(0, length - 1).bit_length()
     points = PAIRED_POINTS if any(s.op == "stable_sort" for s in kernel.statements) else LONG_POINTS
     if across:
+        points = points if points == LONG_POINTS else SHORT_POINTS
         x = min(max(FEWEST_COLUMNS, min(MOST_COLUMNS, 32 * points // r)), MOST_WARPS * 32 * points // r)
         x = _fewer(x, rows, FEWEST_COLUMNS // 2, gpu)
         return Blocks(x=x, r=r, warps=max(1, min(MOST_WARPS, x * r // (32 * points))))

@@ -13,6 +13,7 @@ from torch import Tensor
 
 from kgen.ir import nodes as ir
 from kgen.ir import ops
+from kgen.ir import values as vs
 from kgen.lowering import LoweringContext, lower, reinplace
 from kgen.reference.evaluate import evaluate_graph
 from tests.scheduler.selection.test_safe_choices import planned
@@ -146,11 +147,24 @@ def distance(x: Tensor) -> Tensor:
     return (x.sort(-1).values - (x * 2).sort(-1).values).abs().sum(-1)
 
 
+def by_gather(z: Tensor) -> Tensor:
+    """A sparsemax that takes one of its running sums."""
+    s = torch.sort(z, dim=-1, descending=True).values
+    sums = s.cumsum(-1) - 1
+    k = torch.arange(1, z.shape[-1] + 1, device=z.device, dtype=z.dtype)
+    n = (k * s > sums).sum(-1, keepdim=True)
+    return torch.clamp(z - sums.gather(-1, n - 1) / n, min=0)
+
+
+def third(x: Tensor) -> Tensor:
+    return torch.quantile(x, 0.3, dim=-1)
+
+
 def all_but_seven(x: Tensor) -> Tensor:
     return x.topk(x.shape[-1] - 7, dim=-1).values
 
 
-FUSED = [(sparsemax, 1), (nucleus, 1), (ranks, 1), (spread, 1), (distance, 1)]
+FUSED = [(sparsemax, 1), (nucleus, 1), (ranks, 1), (spread, 1), (distance, 1), (by_gather, 1), (third, 1)]
 
 
 @pytest.mark.parametrize(("fn", "kernels"), FUSED)
@@ -161,11 +175,30 @@ def test_one_kernel_has_what_is_around(fn: Callable[..., Any], kernels: int, len
 
 
 @pytest.mark.interpret
-@pytest.mark.parametrize("fn", [sparsemax, nucleus, ranks, spread, distance, all_but_seven])
+@pytest.mark.parametrize("fn", [sparsemax, nucleus, ranks, spread, distance, by_gather, third, all_but_seven])
 def test_values(fn: Callable[..., Any]) -> None:
     x = torch.randn(6, 100, generator=torch.Generator().manual_seed(0))
     got, want = interpreted(fn, x), fn(x)
     torch.testing.assert_close(got, want, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.interpret
+@pytest.mark.parametrize("dtype", TYPES, ids=str)
+def test_one_element_of_each_row_is_exact(dtype: torch.dtype) -> None:
+    """A negative zero, a NaN and the largest integers among them."""
+
+    def taken(x: Tensor, at: Tensor) -> Tensor:
+        return torch.sort(x, stable=True).values.gather(-1, at)
+
+    x, at = rows_of(dtype, 20), torch.arange(7)[:, None] * 3
+    same([interpreted(taken, x, at)], [taken(x, at)])
+
+
+def test_an_index_from_data_is_checked() -> None:
+    """No access computes an address with it."""
+    at = torch.zeros(2, 1, dtype=torch.int64)
+    [kernel] = planned(lambda x, at: torch.sort(x).values.gather(-1, at), torch.randn(2, 20), at).kernels
+    assert any(v.op == "assert" for s in kernel.statements for v in vs.topological(s.roots))
 
 
 @pytest.mark.interpret
