@@ -93,9 +93,10 @@ class Builder:
         """Whether kernels sort rows that a program of a GPU holds in full."""
         return self.top_k != "library" and self.on_gpu(device) and 1 < length <= MOST_SORTED
 
-    def sorts_in_registers(self, device: torch.device) -> bool:
-        """Whether kernels sort rows of a few elements by comparisons of their own."""
-        return self.top_k != "library" and (self.on_gpu(device) or self.top_k == "kernels")
+    def sorts_in_registers(self) -> bool:
+        """Whether kernels sort rows of a few elements by comparisons of their own: on a CPU one thread takes 2% to 77% of the
+        library's time (docs/decisions/0045-rows-sorted-in-registers.md)."""
+        return self.top_k != "library"
 
     def on_gpu(self, device: torch.device) -> bool:
         """Whether kernels on a device's tensors run on a GPU."""

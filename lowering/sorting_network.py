@@ -85,7 +85,7 @@ def network_of(b: Builder, x: Tensor, dim: int, descending: bool, positions: boo
     """The network that sorts a tensor along a dimension, with or without positions; None where rows are too long, or numbers
     have no such keys."""
     length = x.sizes[dim].as_int() if x.rank else None
-    if length is None or not 1 < length <= MOST_ELEMENTS or not b.sorts_in_registers(x.device):
+    if length is None or not 1 < length <= MOST_ELEMENTS or not b.sorts_in_registers():
         return None
     keys = keys_of(x.dtype, descending, positions, length) if x.dtype is not torch.float64 else None
     if keys is None:

@@ -37,7 +37,8 @@ I64 = torch.int64
 MAX_K = 64
 # Longer rows are cut into groups.
 MAX_DIRECT = 256
-# Rows that are sorted as a whole where rounds are no choice: of longer ones the library finds few elements sooner.
+# Rows that are sorted in full where rounds are no choice: of longer ones the library finds few elements sooner. More than MAX_K
+# elements it sorts as well.
 MAX_SORTED = 2048
 UNCOVERED = "sort-like: a type, a length or a number of elements that kernels do not cover"
 LOWEST = ops.identity("max", I64)
@@ -62,7 +63,7 @@ def top_k(b: Builder, x: Tensor, k: int, dim: int = -1, largest: bool = True, so
 
 def _of_sorted(b: Builder, x: Tensor, k: int, dim: int, largest: bool, length: int) -> tuple[Tensor, Tensor]:
     """The first elements of sorted rows, where a program of a GPU holds these."""
-    order = sorted_rows(b, x, dim, largest, reads(b, 1)) if length <= MAX_SORTED else None
+    order = sorted_rows(b, x, dim, largest, reads(b, 1)) if length <= MAX_SORTED or k > MAX_K else None
     if order is None:
         covered = x.dtype in RANKED and k <= MAX_K
         raise Refused("sort-like: the library is taken to be faster, or kernels are off" if covered else UNCOVERED)
