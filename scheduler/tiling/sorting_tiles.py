@@ -17,8 +17,9 @@ from kgen.ir.vectors import widest_vector
 LONG_POINTS, PAIRED_POINTS, SHORT_POINTS, SHORT_WARPS = 32, 16, 8, 4
 # Where rows are neighbours: those of a program, at most and at least, whose loads are full sectors.
 MOST_COLUMNS, FEWEST_COLUMNS = 32, 8
-# Warps of an SM that rows are shared among where there are few of them; most warps of a row; fewest points of their threads.
-WARPS_PER_SM, MOST_WARPS, FEWEST_POINTS = 8, 16, 4
+# Warps of an SM that rows are shared among where there are few of them; most warps of a row; and the fewest points of their
+# threads then.
+WARPS_PER_SM, MOST_WARPS, FEWEST_POINTS = 8, 16, 8
 
 
 def sorting_blocks(kernel: Kernel, graph: ir.Graph, rows: int, length: int, across: bool, gpu: Gpu) -> Blocks:
@@ -35,7 +36,7 @@ def sorting_blocks(kernel: Kernel, graph: ir.Graph, rows: int, length: int, acro
         return Blocks(x=x, r=r, warps=max(1, min(SHORT_WARPS, x * r // (32 * SHORT_POINTS))))
     x = _fewer(max(1, 32 * SHORT_POINTS // r), rows, 1, gpu)
     warps = max(1, min(MOST_WARPS, r // (32 * points)))
-    while warps < MOST_WARPS and rows * warps < gpu.compute_units * WARPS_PER_SM and x * r > 64 * warps * FEWEST_POINTS:
+    while warps < MOST_WARPS and rows * warps < gpu.compute_units * WARPS_PER_SM and x * r >= 64 * warps * FEWEST_POINTS:
         warps *= 2
     return Blocks(x=x, r=r, warps=warps)
 
