@@ -7,6 +7,8 @@ their own, with up to 32 elements a thread.
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from kgen.device import Gpu
 from kgen.ir import nodes as ir
 from kgen.ir.plan import Blocks, Kernel
@@ -29,16 +31,23 @@ def sorting_blocks(kernel: Kernel, graph: ir.Graph, rows: int, length: int, acro
     if across:
         points = points if points == LONG_POINTS else SHORT_POINTS
         x = min(max(FEWEST_COLUMNS, min(MOST_COLUMNS, 32 * points // r)), MOST_WARPS * 32 * points // r)
-        x = _fewer(x, rows, FEWEST_COLUMNS // 2, gpu)
-        return Blocks(x=x, r=r, warps=max(1, min(MOST_WARPS, x * r // (32 * points))))
+        few = rows < FEWEST_COLUMNS // 2 * gpu.compute_units  # parts of sectors are better than SMs without work
+        x = _fewer(x, rows, 1 if few else FEWEST_COLUMNS // 2, gpu)
+        return _with_warps(Blocks(x=x, r=r), rows, points, gpu)
     if r <= 32 * widest_vector(kernel, graph):
         x = _fewer(max(1, 32 * SHORT_WARPS * SHORT_POINTS // r), rows, 1, gpu)
         return Blocks(x=x, r=r, warps=max(1, min(SHORT_WARPS, x * r // (32 * SHORT_POINTS))))
     x = _fewer(max(1, 32 * SHORT_POINTS // r), rows, 1, gpu)
-    warps = max(1, min(MOST_WARPS, r // (32 * points)))
-    while warps < MOST_WARPS and rows * warps < gpu.compute_units * WARPS_PER_SM and x * r >= 64 * warps * FEWEST_POINTS:
+    return _with_warps(Blocks(x=x, r=r), rows, points, gpu)
+
+
+def _with_warps(blocks: Blocks, rows: int, points: int, gpu: Gpu) -> Blocks:
+    """Up to so many points a thread; fewer where SMs have few warps."""
+    tile, programs = blocks.x * blocks.r, -(-rows // blocks.x)
+    warps = max(1, min(MOST_WARPS, tile // (32 * points)))
+    while warps < MOST_WARPS and programs * warps < gpu.compute_units * WARPS_PER_SM and tile >= 64 * warps * FEWEST_POINTS:
         warps *= 2
-    return Blocks(x=x, r=r, warps=warps)
+    return replace(blocks, warps=warps)
 
 
 def _fewer(x: int, rows: int, least: int, gpu: Gpu) -> int:

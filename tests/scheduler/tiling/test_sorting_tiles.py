@@ -49,3 +49,9 @@ def test_columns_fit_in_registers(length: int, dtype: torch.dtype) -> None:
     assert found.persistent
     assert found.blocks.x * found.blocks.r <= 32 * 32 * found.blocks.warps
     assert found.blocks.warps <= 16
+
+
+def test_few_columns_have_an_sm_each() -> None:
+    found, bits = tile(f32, 100, 4001, dim=0)
+    assert (found.blocks.x, found.blocks.r, found.blocks.warps) == (1, 4096, 16)
+    assert bits == "12, 0, 9"
