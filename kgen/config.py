@@ -114,8 +114,9 @@ class Config:
     faster so (`auto`); results of the graph never do.
 
     `top_k` says who finds the largest elements of rows (`topk` with k up to 64): `kernels` of kgen's own, the `library`, or by
-    `auto` kernels on a CPU for k up to 16, on a GPU for k up to 8 of 1,024 rows or more, and the library else. It also says who
-    sorts rows of up to 1,024 elements; `auto` has kernels do it on a GPU where few pairs of elements are to be compared.
+    `auto` kernels on a CPU for k up to 16, on a GPU for k up to 8 of 1,024 rows or more and for rows of up to 2,048 elements,
+    and the library else. It also says who sorts rows: `auto` has kernels do it for up to 16 elements, and on a GPU for
+    up to 4,096.
 
     `freezing` promises that the module's tensors stay as they are, so that inference computes what depends on them alone once,
     and packs the weights of matmuls once (docs/runtime.md, Freezing).

@@ -33,6 +33,8 @@ MOST_PAIRS = 1 << 23
 SHORT_ROW = 16
 # Rows that kernels sort where they must: a tensor of this many elements squared is never stored, only counted.
 MOST_FORCED = 1024
+# Rows that a program of a GPU sorts in its registers.
+MOST_SORTED = 4096
 # Operands with more dimensions are not looked for in other orders of these.
 MOST_ORDERED = 4
 
@@ -65,6 +67,7 @@ class Builder:
         self.copied_sizes: set[tuple[torch.dtype, frozenset[tuple[Expr, int]]]] = set()
         self.gathered: dict[Tensor, Tensor] = {}  # what is read at computed positions, as it was stored
         self.turned: dict[str, Tensor] = {}  # buffer -> itself, read from a copy with another order of dimensions
+        self.sorted_along: dict[str, int] = {}  # sorted rows, and what is made of them point by point -> their dimension
         self.checked: set[Expr] = set()  # conditions that calls check at run time
         self._taken: dict[str, int] = {}
 
@@ -86,9 +89,14 @@ class Builder:
             self.top_k == "kernels" and 0 < length <= MOST_FORCED
         )
 
-    def sorts_in_registers(self, device: torch.device) -> bool:
-        """Whether kernels sort rows of a few elements by comparisons of their own."""
-        return self.top_k != "library" and (self.on_gpu(device) or self.top_k == "kernels")
+    def sorts_rows(self, device: torch.device, length: int) -> bool:
+        """Whether kernels sort rows that a program of a GPU holds in full."""
+        return self.top_k != "library" and self.on_gpu(device) and 1 < length <= MOST_SORTED
+
+    def sorts_in_registers(self) -> bool:
+        """Whether kernels sort rows of a few elements by comparisons of their own: on a CPU one thread takes 2% to 77% of the
+        library's time (docs/decisions/0045-rows-sorted-in-registers.md)."""
+        return self.top_k != "library"
 
     def on_gpu(self, device: torch.device) -> bool:
         """Whether kernels on a device's tensors run on a GPU."""
@@ -217,7 +225,7 @@ class Builder:
         results = [body]
         if op == "welford":
             results.append(vs.call("sub", body, body))
-        elif op in ("argmax", "argmin"):
+        elif op in ops.WITH_POSITIONS:
             results.append(vs.const(0, torch.int64))
         return tuple(
             Tensor(sizes, kind, tensor.device, vs.cast(value, ops.compute_dtype(kind)))
@@ -232,7 +240,7 @@ class Builder:
 
     def scan(self, op: str, tensor: Tensor, dim: int, dtypes: Sequence[torch.dtype] | None = None) -> tuple[Tensor, ...]:
         """Inclusive scan along `dim`; results as for `reduce`."""
-        outputs = 2 if op in ("argmax", "argmin") else 1
+        outputs = 2 if op in ops.WITH_POSITIONS else 1
         tensor = rounded(tensor) if outputs == 2 else tensor
         kinds = list(dtypes) if dtypes else [tensor.dtype, torch.int64][:outputs]
         if is_empty(tensor.sizes):
@@ -242,7 +250,16 @@ class Builder:
         outs = [self.buffer(tensor.sizes, d, tensor.device) for d in kinds]
         axis = tensor.axes[dim % tensor.rank]
         self.graph.nodes.append(ir.Scan(tuple(o.name for o in outs), tensor.axes, axis, op, tensor.value, self.origin))
+        if op in ops.ROW_ORDERS or self.of_sorted_rows(tensor) == dim % tensor.rank:
+            self.sorted_along.update((o.name, dim % tensor.rank) for o in outs)
         return tuple(self.load(o) for o in outs)
+
+    def of_sorted_rows(self, tensor: Tensor) -> int | None:
+        """The dimension along which rows are sorted that the tensor is made of, point by point; None where there are none, or
+        several."""
+        loads = (load.attr for load in vs.loads([tensor.value]) if load.attr[0] in self.sorted_along)
+        found = {self.sorted_along[name] if index == tensor.indices else None for name, index, _ in loads}
+        return found.pop() if len(found) == 1 else None
 
     def scatter(
         self,
@@ -271,6 +288,9 @@ class Builder:
         value = _anything(tensor.value) if is_empty(tensor.sizes) else self._along_rows(tensor)
         self.graph.nodes.append(ir.Pointwise(out.name, tensor.axes, value, self.origin))
         self.stored[out.name] = value
+        rows = self.of_sorted_rows(tensor) if self.sorted_along else None
+        if rows is not None:
+            self.sorted_along[out.name] = rows
         return self.load(out)
 
     def made_of(self, tensor: Tensor) -> Value:

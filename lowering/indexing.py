@@ -173,6 +173,8 @@ def gather(b: Builder, x: Tensor, dim: int, index: Tensor, *, sparse_grad: bool 
     if any(s == 0 for s in index.sizes):  # torch lets an empty index have any rank
         return Tensor(index.sizes, x.dtype, x.device, vs.const(0, x.dtype))
     source, lanes, k = at_least_1d(x), at_least_1d(index), axis(dim, x.rank)
+    if lanes.sizes[k] == 1 and b.of_sorted_rows(source) == k and _agree_but_along(source.sizes, lanes.sizes, k):
+        return element_of_row(b, source, k, lanes)
     # along the other dimensions torch lets the index have no more elements than there are
     fewer = ix.lower_bound(source.sizes[k] - lanes.sizes[k]) >= 0
     source = gather_source(b, source, source.numel() if fewer else index.numel())
@@ -182,6 +184,24 @@ def gather(b: Builder, x: Tensor, dim: int, index: Tensor, *, sparse_grad: bool 
         return [position(lanes, j, source.sizes[k], False, found) if d == k else i for d, i in enumerate(j)]
 
     return reshape(read_at(b, source, lanes.sizes, where), index.sizes)
+
+
+def _agree_but_along(sizes: Sequence[Expr], others: Sequence[Expr], k: int) -> bool:
+    return all(a == b for d, (a, b) in enumerate(zip(sizes, others, strict=True)) if d != k)
+
+
+def element_of_row(b: Builder, x: Tensor, k: int, index: Tensor) -> Tensor:
+    """One element of each row along dimension `k`, of rows that a kernel holds: a sum of its bits where the row is at the
+    index. So nobody has to store the rows for it."""
+    lane = at(index, [ix.ZERO if d == k else i for d, i in enumerate(x.indices)])
+    lane = vs.asserted(lane, vs.index_inside(lane, x.sizes[k]), "index")
+    here = vs.call("eq", vs.cast(vs.index_value(x.indices[k]), lane.dtype), lane)
+    kind = {torch.float32: torch.int32, torch.float64: torch.int64, torch.bool: torch.int32}.get(x.value.dtype, x.value.dtype)
+    is_float = x.value.dtype.is_floating_point
+    bits = vs.bitcast(x.value, kind) if is_float else vs.cast(x.value, kind)
+    (found,) = b.reduce("sum", x.with_value(vs.where(here, bits, vs.const(0, kind)), kind), [k], True)
+    value = vs.bitcast(found.value, x.value.dtype) if is_float else vs.cast(found.value, x.value.dtype)
+    return found.with_value(value, x.dtype)
 
 
 def index_select(b: Builder, x: Tensor, dim: int, index: Tensor) -> Tensor:

@@ -127,7 +127,8 @@ class _Narrowing:
             else:
                 assert isinstance(node, Reader)
                 self.graph.nodes[number] = replace(node, value=vs.replace_loads([node.value], narrower)[0])
-            self.readers[new].append(number)
+            if new != old:
+                self.readers[new].append(number)
 
 
 def _kept(graph: ir.Graph) -> set[str]:

@@ -8,12 +8,10 @@ where a library's sort is five or six launches. Equal elements keep their order;
 from __future__ import annotations
 
 import math
-import operator
 from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
-from torch.fx import Node
 
 from kgen.ir import values as vs
 from kgen.ir.index import Expr
@@ -22,12 +20,16 @@ from kgen.lowering.builder import Builder
 from kgen.lowering.fallback import Refused
 from kgen.lowering.indexing import gather
 from kgen.lowering.reduction import reduce, reuse
+from kgen.lowering.result_readers import readers, reads
+from kgen.lowering.row_sort import sorted_rows
+from kgen.lowering.sort_keys import RANKED, along_last, rank_of
 from kgen.lowering.sorting_network import Network, network_of
 from kgen.lowering.tensor import Tensor, at, broadcast, convert, indices, reshape, rounded
-from kgen.lowering.top_k import RANKED, along_last, rank_of
 from kgen.lowering.views import axis, permute, squeeze, unsqueeze
 
 I32, I64 = torch.int32, torch.int64
+# Rows that one program sorts sooner than all programs count pairs, in two kernels or three.
+LONG_ROW = 1024
 
 
 def sort(
@@ -37,6 +39,9 @@ def sort(
     few = _sorted_few(b, x, dim, descending, stable=bool(stable))
     if few is not None:
         return few
+    order = None if _is_counted(b, x, dim) else sorted_rows(b, x, dim, descending, bool(stable) or reads(b, 1))
+    if order is not None:
+        return order.values(b), order.positions(b)
     rows = _counted_rows(b, x, dim)
     positions = b.realize(_holders(b, rows, _ranks(b, rows, descending)))
     values = b.realize(gather(b, rows, -1, positions))  # what compares all pairs of them reads each one often
@@ -52,12 +57,11 @@ def msort(b: Builder, x: Tensor) -> Tensor:
 
 
 def kthvalue(b: Builder, x: Tensor, k: int, dim: int = -1, keepdim: bool = False) -> tuple[Tensor, Tensor]:
-    network = network_of(b, x, dim, False, _reads(b, 1)) if isinstance(k, int) else None
+    network = network_of(b, x, dim, False, reads(b, 1)) if isinstance(k, int) else None
     if network is not None:
         value = network.value(k - 1)
         return _kept(b, value, dim, x.rank, keepdim), _kept(b, _position(network, k - 1), dim, x.rank, keepdim)
-    rows = _counted_rows(b, x, dim)
-    return _element(b, rows, rows.with_value(vs.const(k - 1, I32), I32), dim, keepdim)
+    return _element(b, x, dim, keepdim, lambda rows: rows.with_value(vs.const(k - 1, I32), I32))
 
 
 def median(b: Builder, x: Tensor, dim: int | None = None, keepdim: bool = False) -> Any:
@@ -82,7 +86,7 @@ def nanmedian(b: Builder, x: Tensor, dim: int | None = None, keepdim: bool = Fal
 
 
 def _sorted_few(b: Builder, x: Tensor, dim: int, descending: bool, stable: bool) -> tuple[Tensor, Tensor] | None:
-    network = network_of(b, x, dim, descending, stable or _reads(b, 1))
+    network = network_of(b, x, dim, descending, stable or reads(b, 1))
     if network is None:
         return None
     ranks, dim = range(len(network.order)), axis(dim, x.rank)
@@ -103,30 +107,17 @@ def _kept(b: Builder, found: Tensor, dim: int, rank: int, keepdim: bool) -> Tens
     return unsqueeze(b, found, axis(dim, rank)) if keepdim else found
 
 
-def _readers(b: Builder, position: int) -> list[Node]:
-    """Who reads a result of the operator that is lowered."""
-    users = list(b.current.users)
-    if not isinstance(b.current.meta.get("val"), tuple | list):
-        return users
-    taken = [user for user in users if user.target is operator.getitem and user.args[1] == position]
-    return [reader for one in taken for reader in one.users]
-
-
-def _reads(b: Builder, position: int) -> bool:
-    return not isinstance(b.current.meta.get("val"), tuple | list) or bool(_readers(b, position))
-
-
 def _is_read_one_by_one(b: Builder, position: int, dim: int) -> bool:
     """Whether each reader takes one place of all rows."""
-    readers, rank = _readers(b, position), b.current.meta["val"]
+    found, rank = readers(b, position), b.current.meta["val"]
     rank = (rank[position] if isinstance(rank, tuple | list) else rank).dim()
-    taken: list[Any] = [reader.args[1] for reader in readers if reader.target is torch.ops.aten.select.int]
-    return len(taken) == len(readers) and all(axis(one, rank) == dim for one in taken)
+    taken: list[Any] = [reader.args[1] for reader in found if reader.target is torch.ops.aten.select.int]
+    return len(taken) == len(found) and all(axis(one, rank) == dim for one in taken)
 
 
 def _median_of_few(b: Builder, x: Tensor, dim: int, keepdim: bool) -> tuple[Tensor, Tensor] | None:
     """The lower one in the middle; of a row with NaNs the first of these."""
-    network = network_of(b, x, dim, False, _reads(b, 1))
+    network = network_of(b, x, dim, False, reads(b, 1))
     if network is None:
         return None
     middle = (len(network.order) - 1) // 2
@@ -140,6 +131,12 @@ def _median_of_few(b: Builder, x: Tensor, dim: int, keepdim: bool) -> tuple[Tens
 
 
 # ---- ranks ---------------------------------------------------------------------------------------------------------
+
+
+def _is_counted(b: Builder, x: Tensor, dim: int) -> bool:
+    """Whether few rows are so long that all threads of a GPU had better count than one program sort."""
+    length = x.sizes[dim].as_int() if x.rank else None
+    return length is not None and length > LONG_ROW and x.dtype in (*RANKED, I64) and b.ranks_rows(x.device, length, x.numel())
 
 
 def _counted_rows(b: Builder, x: Tensor, dim: int) -> Tensor:
@@ -178,13 +175,27 @@ def _position_of(b: Builder, rows: Tensor, rank: Value, wanted: Value, sizes: Se
     return convert(found, I64)
 
 
-def _element(b: Builder, rows: Tensor, wanted: Tensor, dim: int, keepdim: bool) -> tuple[Tensor, Tensor]:
-    """(value, position) of the element of each row that has the wanted rank."""
-    ranks = _ranks(b, rows, descending=False)
-    found = _position_of(b, rows, ranks.value, wanted.value, rows.sizes)
-    position = b.realize(unsqueeze(b, found, -1))
-    value, position = (_back(b, t, dim) for t in (gather(b, rows, -1, position), position))
+def _element(b: Builder, x: Tensor, dim: int, keepdim: bool, wanted: Callable[[Tensor], Tensor]) -> tuple[Tensor, Tensor]:
+    """(value, position) of the element of each row that has a rank, which `wanted` gives at each element of the rows."""
+    found = _element_in_order(b, x, dim, wanted) or _counted_element(b, _counted_rows(b, x, dim), wanted)
+    value, position = (_back(b, t, dim) for t in found)
     return (value, position) if keepdim else (squeeze(b, value, dim), squeeze(b, position, dim))
+
+
+def _element_in_order(b: Builder, x: Tensor, dim: int, wanted: Callable[[Tensor], Tensor]) -> tuple[Tensor, Tensor] | None:
+    """The same of rows that are sorted; None where they are not."""
+    if not x.rank or _is_counted(b, x, dim):
+        return None
+    rows = along_last(rounded(x), axis(dim, x.rank))
+    order = sorted_rows(b, rows, -1, False, reads(b, 1))
+    return None if order is None else order.at_rank(b, wanted(order.source))
+
+
+def _counted_element(b: Builder, rows: Tensor, wanted: Callable[[Tensor], Tensor]) -> tuple[Tensor, Tensor]:
+    ranks = _ranks(b, rows, descending=False)
+    found = _position_of(b, rows, ranks.value, wanted(rows).value, rows.sizes)
+    position = b.realize(unsqueeze(b, found, -1))
+    return gather(b, rows, -1, position), position
 
 
 def _back(b: Builder, rows: Tensor, dim: int) -> Tensor:
@@ -208,10 +219,12 @@ def _median(b: Builder, x: Tensor, dim: int | None, keepdim: bool, rank: Callabl
     if dim is None:
         flat = reshape(x, (x.numel(),))
         return _median(b, flat, 0, False, rank)[0]
-    rows = _counted_rows(b, x, dim)
-    length = vs.index_value(rows.sizes[-1], I32)
-    nans = _nans(b, rows)
-    return _element(b, rows, nans.with_value(rank(length, nans.value), I32), dim, keepdim)
+
+    def wanted(rows: Tensor) -> Tensor:
+        nans = _nans(b, rows)
+        return nans.with_value(rank(vs.index_value(rows.sizes[-1], I32), nans.value), I32)
+
+    return _element(b, x, dim, keepdim, wanted)
 
 
 def _nans(b: Builder, rows: Tensor) -> Tensor:

@@ -26,7 +26,10 @@ from kgen.lowering.concat import MAX_SELECTED, joined, stack
 from kgen.lowering.fallback import Refused
 from kgen.lowering.indexing import gather_source
 from kgen.lowering.reduction import reduce, reuse
-from kgen.lowering.tensor import Tensor, at, indices, reindex, rounded
+from kgen.lowering.result_readers import reads
+from kgen.lowering.row_sort import sorted_rows
+from kgen.lowering.sort_keys import RANKED, along_last, rank_of, value_of_rank
+from kgen.lowering.tensor import Tensor, at, indices, rounded
 from kgen.lowering.views import unsqueeze
 
 I64 = torch.int64
@@ -34,22 +37,23 @@ I64 = torch.int64
 MAX_K = 64
 # Longer rows are cut into groups.
 MAX_DIRECT = 256
-# Types whose values have a rank of 32 bits.
-RANKED = (
-    torch.float32, torch.float16, torch.bfloat16, torch.int8, torch.int16, torch.int32, torch.uint8, torch.bool,
-)  # fmt: skip
+# Rows that are sorted in full where rounds are no choice: of longer ones the library finds few elements sooner. More than MAX_K
+# elements it sorts as well.
+MAX_SORTED = 2048
+UNCOVERED = "sort-like: a type, a length or a number of elements that kernels do not cover"
 LOWEST = ops.identity("max", I64)
-LOW_WORD, LARGEST = 0xFFFFFFFF, 0x7FFFFFFF
+LOW_WORD = 0xFFFFFFFF
 
 
 def top_k(b: Builder, x: Tensor, k: int, dim: int = -1, largest: bool = True, sorted: bool = True) -> tuple[Tensor, Tensor]:  # noqa: A002  aten names it so
     """(values, positions), always sorted; the first of equal elements comes first."""
     dim = dim % x.rank if x.rank else 0
     length = x.sizes[dim].as_int() if x.rank else None
-    if length is None or x.dtype not in RANKED or not isinstance(k, int) or not 0 < k <= min(MAX_K, length):
-        raise Refused("sort-like: a type, a length or a number of elements that kernels do not cover")
-    if not b.finds_top(x.device, k, ix.product(size for n, size in enumerate(x.sizes) if n != dim)):
-        raise Refused("sort-like: the library is taken to be faster, or kernels are off")
+    if length is None or not isinstance(k, int) or not 0 < k <= length:
+        raise Refused(UNCOVERED)
+    count = ix.product(size for n, size in enumerate(x.sizes) if n != dim)
+    if x.dtype not in RANKED or k > MAX_K or not b.finds_top(x.device, k, count):
+        return _of_sorted(b, x, k, dim, largest, length)
     rows = along_last(rounded(reuse(b, x)), dim)
     found = _direct(b, rows, k, largest) if length <= MAX_DIRECT else _grouped(b, rows, length, k, largest)
     values = [key.with_value(_value(key.value, x.dtype, largest), x.dtype) for key in found]
@@ -57,15 +61,13 @@ def top_k(b: Builder, x: Tensor, k: int, dim: int = -1, largest: bool = True, so
     return _stacked(b, values, dim), _stacked(b, positions, dim)
 
 
-def along_last(x: Tensor, dim: int) -> Tensor:
-    """The rows along dimension `dim` as those along the last one."""
-    rest = [k for k in range(x.rank) if k != dim]
-
-    def where(*index: Expr) -> Sequence[Expr]:
-        place = dict(zip((*rest, dim), index, strict=True))
-        return [place[k] for k in range(x.rank)]
-
-    return reindex(x, [x.sizes[k] for k in (*rest, dim)], where)
+def _of_sorted(b: Builder, x: Tensor, k: int, dim: int, largest: bool, length: int) -> tuple[Tensor, Tensor]:
+    """The first elements of sorted rows, where a program of a GPU holds these."""
+    order = sorted_rows(b, x, dim, largest, reads(b, 1)) if length <= MAX_SORTED or k > MAX_K else None
+    if order is None:
+        covered = x.dtype in RANKED and k <= MAX_K
+        raise Refused("sort-like: the library is taken to be faster, or kernels are off" if covered else UNCOVERED)
+    return order.first(b, k)
 
 
 def _stacked(b: Builder, tensors: Sequence[Tensor], dim: int) -> Tensor:
@@ -130,28 +132,12 @@ def _key(value: Value, position: Expr, largest: bool) -> Value:
     return vs.call("add", vs.call("shl", rank, vs.const(32, I64)), back)
 
 
-def rank_of(value: Value) -> Value:
-    """The place of a float32 among all of them, as an int32. Of negative numbers the other bits count backwards."""
-    bits, largest = vs.bitcast(value, torch.int32), vs.const(LARGEST, torch.int32)
-    return vs.where(vs.call("isnan", value), largest, _folded(bits))
-
-
-def _folded(bits: Value) -> Value:
-    positive = vs.call("ge", bits, vs.const(0, torch.int32))
-    return vs.where(positive, bits, vs.call("bitxor", bits, vs.const(LARGEST, torch.int32)))
-
-
 def _value(key: Value, dtype: torch.dtype, largest: bool) -> Value:
     rank = vs.call("shr", key, vs.const(32, I64))
     rank = rank if largest else vs.call("invert", rank)
     if not dtype.is_floating_point:
         return vs.cast(rank, dtype)
     return value_of_rank(vs.cast(rank, torch.int32))
-
-
-def value_of_rank(rank: Value) -> Value:
-    """The float32 that has a rank."""
-    return vs.bitcast(_folded(rank), torch.float32)
 
 
 def _position(key: Value) -> Value:

@@ -247,6 +247,20 @@ def scan(op: str, dtype: torch.dtype) -> Kernel:
     return kernel
 
 
+def sort(op: str, dtype: torch.dtype, low: int = TILE.bit_length() - 1, lanes: int = 0) -> Kernel:
+    """The rows of [ROWS, TILE], under a guess of which bits of places are registers and lanes."""
+    kernel = Kernel(f"{op}_{short(dtype)}_{low}_{lanes}", ROWS * TILE)
+    kernel.inputs["x0"] = dtype
+    kernel.lines += [f"row = tl.arange(0, {ROWS})[:, None]", f"column = tl.arange(0, {TILE})[None, :].to(tl.int64)"]
+    parts = 2 if op in ops.WITH_POSITIONS else 1
+    state = [kernel.bind(f"tl.load(x0 + row * {TILE} + column)"), kernel.bind("column + row * 0")][:parts]
+    bits = f"{TILE.bit_length() - 1}, {low}, {lanes}"
+    found = kernel.bind(SCAN[op].along.format(*state, axis=1, bits=bits), parts).split(", ")
+    for result, value in zip((dtype, torch.int64)[:parts], found, strict=True):
+        kernel.store(result, value, f"row * {TILE} + column")
+    return kernel
+
+
 def every_kernel(dtype: torch.dtype) -> Iterator[Kernel]:
     yield operations(dtype)[0]
     yield casts(dtype, ops.COMPUTE_DTYPES)
@@ -256,10 +270,20 @@ def every_kernel(dtype: torch.dtype) -> Iterator[Kernel]:
     for op in ops.SCANS:
         if scans(op, dtype):
             yield scan(op, dtype)
+    yield from (sort(op, dtype, *bits) for op in ops.ROW_ORDERS if sorts(dtype) for bits in BITS)
+
+
+# Bits of places that are registers below lanes, and those that are lanes.
+BITS = [(TILE.bit_length() - 1, 0), (1, 2)]
+
+
+def sorts(dtype: torch.dtype) -> bool:
+    """Whether rows have such keys."""
+    return dtype in (torch.int32, torch.int64)
 
 
 def scans(op: str, dtype: torch.dtype) -> bool:
-    return dtype is not torch.bool and (op != "logaddexp" or dtype.is_floating_point)
+    return op not in ops.ROW_ORDERS and dtype is not torch.bool and (op != "logaddexp" or dtype.is_floating_point)
 
 
 def ptx_of(kernel: TritonKernel, folder: Path, capability: int) -> str:

@@ -20,7 +20,9 @@ def joined(op: str, before: tuple[Value, ...], own: tuple[Value, ...]) -> tuple[
 
 
 def cost(op: str, dtype: torch.dtype) -> int:
-    """Elementary operations that join the results of two runs."""
+    """Elementary operations that join the results of two runs; 0 where these do not join."""
+    if op in ops.ROW_ORDERS:
+        return 0
     before, own = ((vs.step_result(name, dtype), vs.step_result(f"{name}_position", torch.int64)) for name in ("before", "own"))
     return vs.total_cost(joined(op, before, own)[:1])
 

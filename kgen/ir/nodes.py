@@ -37,6 +37,9 @@ position, else the first extreme). `fmax`/`fmin` drop it.
 *Reductions.* The order of combination is not specified, but fixed for one plan and one thread count. A 16-bit sum
 accumulates in float32. `welford` gives (mean, m2); a variance is ``m2 / (n - correction)``.
 
+*Sorted rows.* A scan `sort` depends on its row in full, where other scans depend on what came before: the kernel holds the row.
+Its values are integers, of which equal ones are one and the same, so nothing is left open. `stable_sort` has positions, too.
+
 *Mutation.* Only `Scatter` and an `Extern` with `mutates` change storage that already exists. They read version `target` and
 define version `out` of the same storage: every reader of the old version runs before, every reader of the new one after.
 For `Scatter`, points are applied in row-major order of `vars`, so the last write wins and float accumulation is in order.
@@ -191,7 +194,8 @@ class Partial:
 @dataclass(frozen=True, slots=True)
 class Scan:
     """Inclusive scan of `value` along `axis` (one of `vars`); outs as for the reduction of the same name, except that among
-    equals, and among NaNs, argmax and argmin give the last position so far, as torch.cummax does."""
+    equals, and among NaNs, argmax and argmin give the last position so far, as torch.cummax does. A ``sort`` gives the integers
+    of the row along `axis` in ascending order, a ``stable_sort`` the position of each of them, too."""
 
     outs: tuple[str, ...]
     vars: tuple[Var, ...]

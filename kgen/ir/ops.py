@@ -268,7 +268,12 @@ REDUCTIONS: dict[str, ReductionOp] = {
 }
 # Reductions of which partial results join by an operation of two numbers, in whichever order.
 JOINED = frozenset(row.name for row in REDUCTIONS.values() if row.combine is not None)
-SCANS = ("sum", "prod", "max", "min", "argmax", "argmin", "logaddexp")
+# Scans whose every result depends on all elements of the row: its integers in ascending order, and the same with the position
+# that each had, where equal ones keep their order.
+ROW_ORDERS = ("sort", "stable_sort")
+SCANS = ("sum", "prod", "max", "min", "argmax", "argmin", "logaddexp", *ROW_ORDERS)
+# Reductions and scans with two results, the second of which is a position.
+WITH_POSITIONS = ("argmax", "argmin", "stable_sort")
 
 
 def identity(op: str, dtype: torch.dtype) -> Any:
@@ -279,7 +284,7 @@ def identity(op: str, dtype: torch.dtype) -> Any:
         return 1
     if op in ("any", "all"):
         return op == "all"
-    largest = op in ("min", "argmin")
+    largest = op in ("min", "argmin", *ROW_ORDERS)
     if dtype is torch.bool:
         return largest
     if dtype.is_floating_point:

@@ -290,15 +290,15 @@ class _Verifier:
 
     def scan(self, node: ir.Scan) -> None:
         self.values([node.value], self.variables(node.vars))
-        wanted = 2 if node.op in ("argmax", "argmin") else 1
+        wanted = 2 if node.op in ops.WITH_POSITIONS else 1
         self.require(len(node.outs) == wanted, f"{node.op} gives {wanted} results, not {len(node.outs)}")
         row = ops.REDUCTIONS.get(node.op)
-        self.results(node, row.admits if row else ops.FLOAT)
+        self.results(node, row.admits if row else ops.INTEGER if node.op in ops.ROW_ORDERS else ops.FLOAT)
 
     def results(self, node: ir.Reduction | ir.Scan, admits: str) -> None:
         dtype = node.value.dtype
         self.require(dtype in ops.admitted(admits), f"{node.op} does not admit {dtype}")
-        positions = node.op in ("argmax", "argmin")
+        positions = node.op in ops.WITH_POSITIONS
         for k, name in enumerate(node.outs):
             self.stored(name, torch.int64 if positions and k == 1 else dtype, _extents(node.vars))
 

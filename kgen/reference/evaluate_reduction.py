@@ -73,6 +73,8 @@ def _extreme(op: str, values: Tensor) -> list[Tensor]:
 
 def scan(op: str, values: Tensor, dim: int) -> list[Tensor]:
     """The results of an inclusive scan of `ops.SCANS` along `dim`."""
+    if op in ops.ROW_ORDERS:
+        return list(torch.sort(values, dim=dim, stable=True))[: 2 if op in ops.WITH_POSITIONS else 1]
     if op in ("argmax", "argmin"):
         keys = _ordered(values)
         place = (torch.cummax if op == "argmax" else torch.cummin)(keys, dim).indices

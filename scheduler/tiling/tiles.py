@@ -36,6 +36,7 @@ from kgen.scheduler.tiling.loops import (
     usual_stride,
 )
 from kgen.scheduler.tiling.registers import registers_of_a_point, registers_of_a_row
+from kgen.scheduler.tiling.sorting_tiles import sorting_blocks
 from kgen.scheduler.tiling.unrolling import unrolled
 
 # A tile pays on both axes only where each is at least this long.
@@ -520,6 +521,8 @@ def _thinned(blocks: Blocks, is_full: Callable[[Blocks], bool], shorter: Callabl
 def _reduction(kernel: Kernel, graph: ir.Graph, touches: list[Touch], sizes: Sizes, gpu: Gpu, wide: bool) -> Tiling:
     rows, length = sizes.points(kernel.outer), sizes.points(kernel.inner)
     across, together = _contiguous_across(kernel, touches, sizes), 1
+    if any(s.op in ops.ROW_ORDERS for s in kernel.statements):
+        return Tiling(kernel, kernel.outer, (), sorting_blocks(kernel, graph, rows, length, across, gpu), True, wide)
     whole = persistent(kernel, MAX_PERSISTENT if kernel.rows else MAX_REGISTER_ROW) and (
         bool(kernel.rows) or not across or length <= (REGISTER_COLUMN if kernel.sections > 1 else SHORT_COLUMN)
     )

@@ -92,6 +92,8 @@ def may_split(kernel: Kernel) -> bool:
     scans = [s for s in inner if s.kind == "scan"]
     if kernel.sections != 1 or kernel.rows or kernel.contracts or len(kernel.inner) != 1 or not scans:
         return False
+    if any(s.op in ops.ROW_ORDERS for s in scans):
+        return False
     if any(s.mask is not None or not (s.kind in ("scan", "pointwise") or _is_joined(s) or _is_update(s)) for s in inner):
         return False
     behind = _behind(inner)

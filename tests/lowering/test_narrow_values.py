@@ -73,6 +73,11 @@ def indexing(x: Tensor) -> Tensor:
     return torch.arange(256, dtype=torch.float32)[(x << shifts()).sum(-1)].flip(1).sum(0)
 
 
+def ranks(x: Tensor) -> Tensor:
+    """Positions are stored as int64, and read as words: once the search for their readers did not end."""
+    return x.argsort(dim=1, stable=True).argsort(1)
+
+
 def graph_of(fn: Callable[..., Any], gpu: bool = True) -> ir.Graph:
     return lower(reinplace(capture(fn, (X,), "fake")), LoweringContext(gpu_everywhere=gpu))
 
@@ -107,7 +112,7 @@ def test_results_are_read_by_the_others() -> None:
     assert any(result in ir.reads(node) for node in graph.nodes)
 
 
-@pytest.mark.parametrize("fn", [multiplied, indexing])
+@pytest.mark.parametrize("fn", [multiplied, indexing, ranks])
 def test_values(fn: Callable[..., Any]) -> None:
     got, want = evaluate_graph(graph_of(fn), [X]), evaluate_graph(graph_of(fn, gpu=False), [X])
     torch.testing.assert_close(got, want, rtol=0, atol=0)

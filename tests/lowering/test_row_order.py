@@ -106,15 +106,17 @@ def test_who_sorts() -> None:
     def fn(x: Tensor) -> Tensor:
         return torch.sort(x).values
 
-    short, long = torch.empty(128, 200), torch.empty(2, 4096)
+    short, long = torch.empty(128, 200), torch.empty(2, 5000)
     assert calls_of(fn, short, "auto") == ["aten.sort.default"]
     assert calls_of(fn, short, "auto", gpu_everywhere=True) == []
     assert calls_of(fn, long, "auto", gpu_everywhere=True) == ["aten.sort.default"]
     assert calls_of(fn, short, "library", gpu_everywhere=True) == ["aten.sort.default"]
     windows = torch.empty(1 << 20, 9)
     assert calls_of(fn, windows, "auto", gpu_everywhere=True) == [], "any number of rows of a few elements"
-    assert calls_of(fn, windows, "auto") == ["aten.sort.default"]
-    assert calls_of(fn, short.double(), "kernels", gpu_everywhere=True) == ["aten.sort.default"]
+    assert calls_of(fn, windows, "auto") == [], "on a CPU as well"
+    assert calls_of(fn, windows, "library") == ["aten.sort.default"]
+    assert calls_of(fn, short.double(), "kernels") == ["aten.sort.default"]
+    assert calls_of(fn, short.double(), "auto", gpu_everywhere=True) == []
 
 
 @pytest.mark.cpu

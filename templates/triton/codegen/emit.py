@@ -21,6 +21,7 @@ from kgen.templates.triton.codegen.online_softmax import Rescaled, rescaled_sums
 from kgen.templates.triton.codegen.point import NARROW_INDEX, Axes, PointEmitter, Scope
 from kgen.templates.triton.codegen.precision import exact_values
 from kgen.templates.triton.codegen.rng_blocks import of_adjacent
+from kgen.templates.triton.codegen.sorting import network_arguments
 from kgen.templates.triton.codegen.table import NO_INDEX, NO_NARROW_INDEX, REDUCE, SCAN, TRITON_TYPES, literal
 
 PAIRS = ("argmax", "argmin")
@@ -419,15 +420,20 @@ class Emitter(PointEmitter):
     # ---- scans ------------------------------------------------------------------------------------------------------
 
     def _scan(self, s: Statement, before: list[str]) -> None:
-        """A prefix scan of the tile; where the row is walked in steps, joined with what came before."""
+        """A prefix scan of the tile; where the row is walked in steps, joined with what came before. A row that is sorted is in
+        registers as a whole: what is past its end is the largest number, and comes last."""
         value = self._bind("tile", self._tile(s.value))
-        parts = [value, self._bind("place", self._position(s))] if s.op in PAIRS else [value]
+        if s.op in ops.ROW_ORDERS:
+            assert not self.looped, "a row is sorted as a whole"
+            value = self._bind("tile", self._kept(value, s))
+        parts = [value, self._bind("place", self._position(s, self._scanned_place(s)))] if len(s.outs) > 1 else [value]
         names = [self._fresh("scan") for _ in parts]
         if self.backwards:
             parts, along = [self._kept(value, s)], SCAN[s.op].backwards
         else:
             along = SCAN[s.op].along
-        self._line(f"{', '.join(names)} = {along.format(*parts, axis=1)}")
+        bits = network_arguments(self.tiling, self.graph) if s.op in ops.ROW_ORDERS else ""
+        self._line(f"{', '.join(names)} = {along.format(*parts, axis=1, bits=bits)}")
         if self.looped:
             dtype = TRITON_TYPES[s.value.dtype].compute
             carries = [self._fresh("carry") for _ in parts]
@@ -441,10 +447,16 @@ class Emitter(PointEmitter):
             for carry, name in zip(carries, joined, strict=True):
                 self._line(f"{carry} = lib.last_column({name}, RBLOCK)")
             names = joined
+        if len(names) > 1 and self._scanned_place(s) != "int64":
+            names[1] = f"{names[1]}.to(tl.int64)"
         for out, name, stored in zip(s.outs, names, s.stored, strict=True):
             self._define(out, name, self.level, True)
             if stored:
                 self._store(out, s.store[0], name)
+
+    def _scanned_place(self, s: Statement) -> str:
+        """Of positions: those that are sorted with their elements take as few registers as they can."""
+        return self._place_type(s) if s.op in ops.ROW_ORDERS else "int64"
 
     # ---- the axes ------------------------------------------------------------------------------------------------------------
 

@@ -25,7 +25,7 @@ import triton
 import triton.experimental.gluon  # the first launch imports it, and it needs the language's functions as they were decorated
 import triton.language as tl
 from triton.runtime import interpreter
-from triton.runtime.jit import JITFunction
+from triton.runtime.jit import ConstexprFunction, JITFunction
 
 from kgen.templates.triton import device as package
 from kgen.templates.triton.device import library
@@ -87,7 +87,7 @@ def _plain_library() -> ModuleType:
     names = vars(plain)
     names.update(tl=tl, libdevice=_Libdevice())
     for name, value in vars(library).items():
-        if isinstance(value, triton.KernelInterface):
+        if isinstance(value, triton.KernelInterface | ConstexprFunction):
             names[name] = FunctionType(value.fn.__code__, names, name, value.fn.__defaults__)
     names.update(  # what is inline assembly otherwise
         branch_constant=lambda value, program: value,

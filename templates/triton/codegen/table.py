@@ -195,6 +195,8 @@ SCAN: dict[str, Prefixes] = {
     "argmax": _last_extreme("argmax"),
     "argmin": _last_extreme("argmin"),
     "logaddexp": Prefixes("lib.logaddexp({0}, {1})", "lib.scan_logaddexp({0}, {axis})"),
+    "sort": Prefixes("", "lib.sort_rows({0}, {bits})"),
+    "stable_sort": Prefixes("", "lib.sort_pairs({0}, {1}, {bits})"),
 }
 
 

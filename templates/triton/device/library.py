@@ -200,3 +200,15 @@ from kgen.templates.triton.device.row_loops import (
     to_members,
     to_points,
 )
+from kgen.templates.triton.device.sorting import (
+    exchanged,
+    exchanged_pairs,
+    far_end,
+    in_order_of_ranks,
+    inverted,
+    is_larger_here,
+    opposite,
+    side_of,
+    sort_pairs,
+    sort_rows,
+)

@@ -430,6 +430,19 @@ def test_scan(run, op, dtype):
         near(got, whole, 1e-4 if loose else 0, 1e-3 if loose else 0)
 
 
+SORTS = [(op, d, *bits) for op in ops.ROW_ORDERS for d in DTYPES if kernels.sorts(d) for bits in kernels.BITS]
+
+
+@pytest.mark.parametrize(("op", "dtype", "low", "lanes"), SORTS, ids=short)
+def test_sort(run, op, dtype, low, lanes):
+    x = torch.randint(-20, 20, (ROWS, TILE), generator=torch.Generator().manual_seed(2)).to(dtype)
+    x[0, 3], x[0, 5] = torch.iinfo(dtype).max, torch.iinfo(dtype).min
+    want = scan(op, x, 1)
+    results = run(kernels.sort(op, dtype, low, lanes), [x], [ROWS * TILE] * len(want))
+    for got, whole in zip(results, want, strict=True):
+        assert torch.equal(got.reshape(ROWS, TILE), whole)
+
+
 SCATTERS = [(mode, d) for mode in ("add", "mul", "max", "min") for d in TRITON_TYPES if scatter_atomic(mode, d)]
 
 
