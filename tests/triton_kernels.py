@@ -248,7 +248,7 @@ def scan(op: str, dtype: torch.dtype) -> Kernel:
 
 
 def sort(op: str, dtype: torch.dtype, low: int = TILE.bit_length() - 1, lanes: int = 0) -> Kernel:
-    """The rows of [ROWS, TILE], under a guess of which bits of places are registers and lanes."""
+    """The rows of [ROWS, TILE], under a guess of which bits of indices are registers and lanes."""
     kernel = Kernel(f"{op}_{short(dtype)}_{low}_{lanes}", ROWS * TILE)
     kernel.inputs["x0"] = dtype
     kernel.lines += [f"row = tl.arange(0, {ROWS})[:, None]", f"column = tl.arange(0, {TILE})[None, :].to(tl.int64)"]
@@ -273,7 +273,7 @@ def every_kernel(dtype: torch.dtype) -> Iterator[Kernel]:
     yield from (sort(op, dtype, *bits) for op in ops.ROW_ORDERS if sorts(dtype) for bits in BITS)
 
 
-# Bits of places that are registers below lanes, and those that are lanes.
+# Bits of indices that are registers below lanes, and those that are lanes.
 BITS = [(TILE.bit_length() - 1, 0), (1, 2)]
 
 

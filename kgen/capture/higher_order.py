@@ -41,7 +41,7 @@ MEANINGS: Mapping[Any, Callable[..., Any]] = {
 
 # Which argument of the gradient holds the graph of its score function's own gradients, and which the tensors that the score
 # function captures; gradients of that graph before those of captured tensors: of a score and its four indices.
-JOINT, CAPTURED, BEFORE_CAPTURED = 8, 12, 5
+OWN_GRADIENTS, CAPTURED, BEFORE_CAPTURED = 8, 12, 5
 
 
 def expand(gm: GraphModule, meanings: Mapping[Any, Callable[..., Any]] = MEANINGS) -> GraphModule:
@@ -132,8 +132,10 @@ class _Expansion:
         meaning asks for that. The node itself stands for gradients of all captured tensors, wanted or not."""
         if self.node.target is not flex_attention_backward or not isinstance(value, torch.Tensor):
             return value
-        captured, joint = self.node.args[CAPTURED], self._value(self.node.args[JOINT])
-        gradients = joint.graph.output_node().args[0][BEFORE_CAPTURED:]
+        captured: Any = self.node.args[CAPTURED]
+        body: Any = self.node.args[OWN_GRADIENTS]
+        own = self._value(body)
+        gradients = own.graph.output_node().args[0][BEFORE_CAPTURED:]
         wanted = any(one is node and grad is not None for one, grad in zip(captured, gradients, strict=True))
         return value.detach().requires_grad_(wanted)
 
@@ -163,7 +165,10 @@ class _Expansion:
             return results
         *others, gradients = results
         captured: Any = self.node.args[CAPTURED]
-        return (*others, tuple(self._zeros(one) if grad is None else grad for one, grad in zip(captured, gradients, strict=True)))
+        return (
+            *others,
+            tuple(self._zeros(one) if grad is None else grad for one, grad in zip(captured, gradients, strict=True)),
+        )
 
     def _zeros(self, like: Any) -> Node | None:
         if not isinstance(like, Node) or not isinstance(self._value(like), torch.Tensor):
@@ -175,7 +180,7 @@ class _Expansion:
     def _constant(self, value: torch.Tensor) -> Node:
         """A single number is one in the graph, wherever its tensor is: what a mask puts in may be -inf."""
         if type(value) is torch.Tensor and value.dim() == 0:
-            kind = {"dtype": value.dtype, "device": value.device}
+            kind: dict[str, Any] = {"dtype": value.dtype, "device": value.device}
             return self.graph.call_function(aten.scalar_tensor.default, (value.item(),), kind)
         name = next(name for k in itertools.count() if not hasattr(self.gm, name := f"_expanded_constant{k}"))
         self.gm.register_buffer(name, value, persistent=False)
@@ -197,7 +202,6 @@ class _Expansion:
                 self._replace(user, result)
         self.graph.erase_node(node)
 
-
     def _typed(self, result: Node, user: Node) -> Node:
         """The result in the dtype that the node has it in: torch's own meaning leaves the log-sum-exp of float64 as it is."""
         has, wanted = result.meta.get("val"), user.meta.get("val")
@@ -210,7 +214,7 @@ class _Expansion:
 
 
 class _ScalarTensors(torch.fx.Interpreter):
-    """Runs a graph with tensors for sizes that are symbols where its operators want tensors: vmap makes these of numbers alone."""
+    """Runs a graph with tensors for sizes that are symbols where operators want tensors: vmap makes these of numbers alone."""
 
     def __call__(self, *args: Any) -> Any:
         results = self.run(*args)
@@ -220,7 +224,7 @@ class _ScalarTensors(torch.fx.Interpreter):
         if isinstance(target, torch._ops.OpOverload):
             wanted = [isinstance(argument.type, torch.TensorType) for argument in target._schema.arguments]
             args = tuple(
-                torch.scalar_tensor(arg, dtype=torch.int64) if is_tensor and isinstance(arg, torch.SymInt) else arg
+                aten.scalar_tensor.default(arg, dtype=torch.int64) if is_tensor and isinstance(arg, torch.SymInt) else arg
                 for arg, is_tensor in zip(args, wanted, strict=False)
             )
         return super().call_function(target, args, kwargs)

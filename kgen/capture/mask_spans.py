@@ -151,7 +151,7 @@ def _has_data(condition: Node) -> bool:
 def _sizes_of(node: Node, side: int) -> MatrixSizes | None:
     """Of the scores around a mask, where a contraction makes them and is worth more than the mask."""
     kept, condition = node.args[1 + side], _condition(node).meta["val"]
-    made = [pair for pair in _contractions(node, kept if isinstance(kept, Node) else None)]
+    made = list(_contractions(node, kept if isinstance(kept, Node) else None))
     if not made:
         return None
     rows, columns = node.meta["val"].shape[-2:]
@@ -214,25 +214,25 @@ class _Rewrite(Calls):
         """Whether a place along an axis is not outside of the span that the block of the other axis' place keeps."""
         value = kept.meta["val"]
         length, others = value.shape[along], 1 if rows == 1 else value.shape[-3 - along]
-        places = self._call(
+        indices = self._call(
             prims.iota.default, length, start=0, step=1, dtype=torch.int32, device=value.device, requires_grad=False
         )
         if along == -2:
-            places = self._call(aten.unsqueeze.default, places, 1)
-        behind = self._call(aten.add.Tensor, places, 1)
-        first = self._call(aten.amin.default, self._chosen(kept, places, length), [along])
+            indices = self._call(aten.unsqueeze.default, indices, 1)
+        behind = self._call(aten.add.Tensor, indices, 1)
+        first = self._call(aten.amin.default, self._chosen(kept, indices, length), [along])
         last = self._call(aten.amax.default, self._chosen(kept, behind, 0), [along])
         least = self._of_blocks(first, aten.amin.default, others, length, along)
         most = self._of_blocks(last, aten.amax.default, others, 0, along)
         return self._call(
             aten.logical_and.default,
-            self._call(aten.ge.Tensor, places, least),
-            self._call(aten.lt.Tensor, places, most),
+            self._call(aten.ge.Tensor, indices, least),
+            self._call(aten.lt.Tensor, indices, most),
         )
 
-    def _chosen(self, kept: Node, places: Node, otherwise: int) -> Node:
+    def _chosen(self, kept: Node, indices: Node, otherwise: int) -> Node:
         number = self._call(aten.scalar_tensor.default, otherwise, dtype=torch.int32, device=kept.meta["val"].device)
-        return self._call(aten.where.self, kept, places, number)
+        return self._call(aten.where.self, kept, indices, number)
 
     def _of_blocks(self, ends: Node, fold: object, length: int, neutral: int, along: int) -> Node:
         """What ends of rows are in each block, for each row of it."""

@@ -233,7 +233,7 @@ _multiplied: dict[tuple[Expr, Expr], Expr] = {}
 _of_factors: dict[tuple[ExprLike, ...], Expr] = {}
 _substituted: dict[tuple[Expr | None, ...], Expr] = {}
 _divmods: dict[tuple[Expr, Expr], tuple[Expr, Expr]] = {}
-_strides: dict[tuple[Expr, Var], Expr | None] = {}
+_strides: dict[tuple[Expr, Var | Size], Expr | None] = {}
 
 
 def clear_tables() -> None:
@@ -702,7 +702,7 @@ def is_static(expr: Expr) -> bool:
     return expr.as_int() is not None
 
 
-def stride_of(expr: Expr, variable: Var) -> Expr | None:
+def stride_of(expr: Expr, variable: Var | Size) -> Expr | None:
     """The coefficient of `variable` when the expression is affine in it, else None (it sits inside a division, a power, or
     the value of an indirect index)."""
     key = (expr, variable)
@@ -711,7 +711,7 @@ def stride_of(expr: Expr, variable: Var) -> Expr | None:
     return _strides[key]
 
 
-def _stride(expr: Expr, variable: Var) -> Expr | None:
+def _stride(expr: Expr, variable: Var | Size) -> Expr | None:
     total = ZERO
     for mono, coef in expr.terms:
         count = mono.count(variable)
@@ -727,7 +727,7 @@ def _stride(expr: Expr, variable: Var) -> Expr | None:
     return total
 
 
-def _varies(atom: Atom, variable: Var) -> bool:
+def _varies(atom: Atom, variable: Var | Size) -> bool:
     """Whether an atom other than `variable` itself depends on it. The owner of an indirect value may tell, else it may."""
     if isinstance(atom, Indirect):
         depends = getattr(atom.value, "free_atoms", None)

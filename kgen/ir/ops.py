@@ -150,7 +150,7 @@ _ROWS: list[ScalarOp] = [
     *_binary("lt le gt ge", ANY, torch.bool),
     *_unary("not", BOOL),
     *_binary("and or xor", BOOL),
-    # as "and"; the right condition says in fewer words what follows from the left one, and whoever knows better may leave it out
+    # as "and"; the right one says in fewer words what follows from the left one, and may be left out
     *_binary("within", BOOL),
     *_unary("isnan", FLOAT, torch.bool),
     *_unary("isinf", FLOAT, torch.bool),

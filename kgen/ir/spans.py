@@ -90,9 +90,9 @@ class Known:
         block, count = _block_of(load, loop), (ends[1] - ends[0]).as_int()
         if block is None or count is None or count >= MOST_BLOCKS * block:
             return None
-        places = [*(ends[0] + step for step in range(0, count, block)), ends[1]]
+        rows = [*(ends[0] + step for step in range(0, count, block)), ends[1]]
         last = loop.extent - 1
-        parts = tuple(self._one(vs.substitute(load, {loop: ix.minimum(place, last)})) for place in places)
+        parts = tuple(self._one(vs.substitute(load, {loop: ix.minimum(place, last)})) for place in rows)
         found = next((whole for whole, known in self.several.items() if known == parts), None)
         if found is None:
             found = ix.size(f"several{len(self.several)}", -ANY, ANY)

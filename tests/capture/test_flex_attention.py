@@ -14,8 +14,8 @@ from functorch.compile import make_boxed_func
 from torch import Tensor
 from torch._dynamo.backends.common import aot_autograd
 from torch.fx import GraphModule
-from torch.utils._python_dispatch import _disable_current_modes
 from torch.nn.attention.flex_attention import AuxOutput, AuxRequest, BlockMask, create_block_mask, flex_attention
+from torch.utils._python_dispatch import _disable_current_modes
 
 import kgen
 from kgen.capture.higher_order import expand

@@ -8,7 +8,7 @@ from kgen.ir.vectors import VECTOR, widest_vector
 
 
 def network_arguments(tiling: Tiling, graph: ir.Graph) -> str:
-    """The last arguments of the library's functions that sort: how many bits places have, how many of the lowest are registers,
+    """The last arguments of the library's functions that sort: bits of indices, how many of the lowest are registers,
     and how many above these are lanes and warps. A wrong guess costs time alone."""
     blocks = tiling.blocks
     levels, threads = _bits(blocks.r), _bits(32 * blocks.warps)

@@ -1,7 +1,7 @@
 """Rows of a tile in ascending order, by bitonic networks (K. E. Batcher, "Sorting networks and their applications", 1968).
 
 A row of 2**levels elements is a cube with a side of 2 for each bit of an element's place. A comparator is between two elements
-whose places differ in one bit, so each step of the network is an exchange along one side. What that costs depends on where
+whose indices differ in one bit, so each step of the network is an exchange along one side. What that costs depends on where
 the side is: two registers of a thread, two lanes of a warp, or two warps, which meet in shared memory.
 
 The place of an element in the input is of no interest. So the bits of a place may stand for other bits of ranks: those that

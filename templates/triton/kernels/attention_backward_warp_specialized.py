@@ -18,7 +18,7 @@ import torch
 
 from kgen.ir import index as ix
 from kgen.ir import values as vs
-from kgen.ir.index import Expr
+from kgen.ir.index import Atom, Expr
 from kgen.ir.program import MatrixSizes
 from kgen.templates.attention_programs import GRADIENT, GRADIENT_OF_VALUES
 from kgen.templates.base import KernelTemplate, Resources
@@ -63,9 +63,9 @@ PAIRS = (("Q", "K"), ("G", "V"))
 class Facts:
     """`rows` of a program, the `gradient` and the one of `values` among its problems, that of `queries` where it is made with
     those of keys and of values. Sums are multiplied by `factor` at last.
-    A `guarded` mask says nothing of a batch where some numbers are not 0; of it, and of one that numbers in memory bound, tiles
-    are left out `by_batch`. Programs begin with the last rows if those have most tiles. Then warps and registers of those beside
-    the first group."""
+    A `guarded` mask says nothing of a batch where some numbers are not 0. Of it, and of one that numbers in memory bound,
+    tiles are left out `by_batch`. Programs begin with the last rows if those have most tiles. Then warps and registers of those
+    beside the first group."""
 
     rows: int
     gradient: int | None
@@ -293,7 +293,7 @@ def _last_first(problem: Problem, config: Config) -> bool:
     def count(first: int) -> int:
         """Of the tiles that a program may make, whatever is in memory."""
         begin, *_, end = runs.edges(ix.constant(first))
-        least, most = ({symbol: bound for symbol in loaded} for bound in (ix.ZERO, runs.length))
+        least, most = (dict[Atom, Expr](dict.fromkeys(loaded, bound)) for bound in (ix.ZERO, runs.length))
         return problem.sizes.of(ix.substitute(end, most)) - problem.sizes.of(ix.substitute(begin, least))
 
     return count(last) > count(0)

@@ -28,11 +28,11 @@ from tests.codegen import options_for, rendered
 from tests.templates.triton.test_triton_attention import ARCHES, causal, scored
 
 LENGTH = 512
-SPECIALIZED = (
+WITH_PRODUCERS = (
     "triton_attention_backward_warp_specialized",
     "triton_attention_backward_values_warp_specialized",
 )
-HOPPER = Only("triton_attention_warp_specialized", lambda configs: configs[0], also=SPECIALIZED)
+HOPPER = Only("triton_attention_warp_specialized", lambda configs: configs[0], also=WITH_PRODUCERS)
 # Bytes of a thread's registers that may go to memory: a window's gradient of the values takes 8 on compute capability 8.0.
 SPILLED = 8
 

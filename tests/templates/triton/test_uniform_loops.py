@@ -120,7 +120,9 @@ def test_joined_loops_do_not_assign_to_what_counts_them(monkeypatch: pytest.Monk
     with forced("triton_matmul_b_resident", runs=False) as made:
         compiled(lambda w, v: w @ v.permute(0, 2, 1, 3), weights, values)
     [kernel] = made.matmuls
-    assert [line.strip() for line in kernel.source.splitlines() if re.match(r"\s+b = ", line)] == ["b = tl.program_id(0) // shares"]
+    assert [line.strip() for line in kernel.source.splitlines() if re.match(r"\s+b = ", line)] == [
+        "b = tl.program_id(0) // shares"
+    ]
 
 
 def _shortest(configs: Sequence[Config]) -> list[Config]:
