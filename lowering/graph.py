@@ -120,7 +120,7 @@ class _Lowering:
             self.builder.current = node
             self.builder.origin = origin_of(node)
             value = meta_value(node)
-            if node.op == "call_function" and unbacked.may_bind(node.target):  # before strides have the symbols, too
+            if node.op == "call_function" and _may_bind(node.target):  # before strides have the symbols, too
                 note_bindings(self.builder, node)
             self.builder.result_strides = self.symbols.sizes(value.stride()) if _is_strided(value) else None
             getattr(self, node.op)(node)
@@ -653,3 +653,13 @@ def _part_read(user: Node, source: Node) -> float:
 def rule_of(rules: Mapping[str, Rule], name: str) -> Rule | None:
     """The rule of an operator with its overload, as in ``aten.add.Tensor``; None where there is none."""
     return rules.get(name) or rules.get(name.rpartition(".")[0])
+
+
+def _may_bind(target: Any) -> bool:
+    """Whether data may decide sizes or numbers of an operator's results."""
+    if isinstance(target, torch._ops.HigherOrderOperator):
+        return True
+    if not isinstance(target, torch._ops.OpOverload):
+        return False
+    tags = (torch.Tag.dynamic_output_shape, torch.Tag.data_dependent_output)
+    return target.namespace not in ("aten", "prims") or any(tag in target.tags for tag in tags)

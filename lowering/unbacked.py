@@ -34,16 +34,6 @@ def is_binding(node: Node) -> bool:
     return bool(node.meta.get(UNBACKED))
 
 
-def may_bind(target: Any) -> bool:
-    """Whether data may decide sizes or numbers of an operator's results."""
-    if isinstance(target, torch._ops.HigherOrderOperator):
-        return True
-    if not isinstance(target, torch._ops.OpOverload):
-        return False
-    tags = (torch.Tag.dynamic_output_shape, torch.Tag.data_dependent_output)
-    return target.namespace not in ("aten", "prims") or any(tag in target.tags for tag in tags)
-
-
 def note_bindings(b: Builder, node: Node) -> None:
     """Notes which sizes and numbers only the results of an operator define. Torch notes it on calls of operators, not on a
     mutable operator that it made functional, nor on those in the body of a higher-order operator."""

@@ -11,7 +11,7 @@ import torch
 from kgen.ir import index as ix
 from kgen.ir import values as vs
 from kgen.ir.index import Atom, Expr, Var
-from kgen.ir.spans import EVERYWHERE, UNKNOWN, Holds, Known, where_holds, without_bounds
+from kgen.ir.spans import EVERYWHERE, UNKNOWN, Holds, Known, where_holds
 from kgen.ir.values import Value
 from kgen.templates import masks
 
@@ -50,7 +50,7 @@ class Middle:
     def mask(self) -> Value | None:
         """The condition without which an element is -inf, or 0 where a contraction follows and `guards` are 0. A template may
         leave out tiles in which it holds nowhere (`reach`)."""
-        return None if self._mask is None else without_bounds(self._mask)
+        return None if self._mask is None else vs.without_bounds(self._mask)
 
     @property
     def _mask(self) -> Value | None:
@@ -103,7 +103,7 @@ class Middle:
         """The function, without `factor` where not `scaled`, and where not `masked` as if `mask` held; the condition of `fill`
         holds only where tiles without it are left out, which is `filled`. What is to be rounded to the type `into` is not
         rounded to it before."""
-        value = without_bounds(_unrounded(self.value if scaled else _factored(self.value)[1], into))
+        value = vs.without_bounds(_unrounded(self.value if scaled else _factored(self.value)[1], into))
         if masked:
             return value
         fill = self.fill if filled and self.mask is None else None

@@ -115,17 +115,6 @@ def where_holds(condition: Value, along: Var, ranges: Ranges, known: Known | Non
     return _Analysis(along, ranges, known).holds(condition, True)
 
 
-def without_bounds(value: Value) -> Value:
-    """The value with each condition in the place of itself and of what it is said to be within."""
-    if all(part.op != "within" for part in vs.topological([value])):
-        return value
-
-    def visit(old: Value, args: tuple[Value, ...], _: object) -> Value:
-        return args[0] if old.op == "within" else old if args == old.args else vs.rebuild(old, args, old.attr)
-
-    return vs.rewrite([value], visit)[value]
-
-
 def _joined(how: Callable[[Expr, Expr], Expr], a: Expr | None, b: Expr | None) -> Expr | None:
     return b if a is None else a if b is None else how(a, b)
 
@@ -258,4 +247,4 @@ def _either(left: Holds, right: Holds) -> Holds:
     return Holds(may, left.must or right.must)
 
 
-__all__ = ["Holds", "Known", "Ranges", "Span", "where_holds", "without_bounds"]
+__all__ = ["Holds", "Known", "Ranges", "Span", "where_holds"]

@@ -538,6 +538,17 @@ def rebuild(value: Value, args: tuple[Value, ...], attr: Any) -> Value:
     return _make(value.op, args, attr, value.dtype)
 
 
+def without_bounds(value: Value) -> Value:
+    """The value with each condition in the place of itself and of what it is said to be within."""
+    if all(part.op != "within" for part in topological([value])):
+        return value
+
+    def visit(old: Value, args: tuple[Value, ...], _: object) -> Value:
+        return args[0] if old.op == "within" else old if args == old.args else rebuild(old, args, old.attr)
+
+    return rewrite([value], visit)[value]
+
+
 def substitute(value: Value, mapping: Mapping[Atom, Expr], memo: dict[Value, Value] | None = None) -> Value:
     """Replaces loop variables by index expressions everywhere, in indirect indices too."""
     return substitute_all([value], mapping)[0]

@@ -20,7 +20,6 @@ from kgen.ir import ops
 from kgen.ir import values as vs
 from kgen.ir.index import Atom, Expr, Sizes, Var
 from kgen.ir.plan import TILE, Kernel, Nest
-from kgen.ir.spans import without_bounds
 from kgen.ir.values import Value
 
 GATHER = 6.0
@@ -243,7 +242,7 @@ def _all_exprs(kernel: Kernel, bounds: bool = True) -> list[Expr]:
     """Without `bounds` not those of what conditions are said to be within."""
     found: dict[Expr, None] = {}
     for s in kernel.statements:
-        for value in vs.topological(s.roots if bounds else map(without_bounds, s.roots)):
+        for value in vs.topological(s.roots if bounds else map(vs.without_bounds, s.roots)):
             for e in vs.index_exprs(value):
                 found[e] = None
         ranked = [s.rank] if s.rank is not None and (s.op in ("argmax", "argmin") or s.in_order) else []

@@ -124,8 +124,9 @@ def _slots(kind: str, name: str, nest: Nest, emitter: Emitter, graph: ir.Graph) 
     scan_split = _scan_split_slot(sections[0], nest, emitter, graph) if splits_scan else None
     head = FunctionHead(name, _comments(nest), pointers_of(emitter), tuple(emitter.sizes), nest.lanes, emitter.includes_check)
     if kind == "pointwise":
-        either = branches(nest, emitter, body)
-        tasks = replace(tasks, conditions=either.conditions, derived=lines(either.derived))
+        if any(load.args for load in vs.loads([root for s in nest.kernel.statements for root in s.roots])):
+            either = branches(nest, emitter, body)
+            tasks = replace(tasks, conditions=either.conditions, derived=lines(either.derived))
         return CppPoints(head, tasks, lines(body))
     step = _one_step(nest) if nest.one_step else None
     found = (head, tasks, lines(body), row_passes, lines(rows), nest.vertical, row_split, share, step)
