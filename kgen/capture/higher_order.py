@@ -123,9 +123,9 @@ class _Expansion:
             return _without_empty_rows(make_fx(meaning, TABLE, _allow_non_fake_inputs=True)(*values))
 
     def _body(self, node: Node) -> Any:
-        """A graph of one element, to be mapped over all of them."""
+        """A graph that another operator takes; one of one element, which vmap is to map over all of them, takes no symbols."""
         value = self._value(node)
-        return _ScalarTensors(value) if isinstance(value, GraphModule) else value
+        return _ScalarTensors(value) if isinstance(value, GraphModule) and self.node.target in MEANINGS else value
 
     def _differentiable(self, value: Any, node: Node) -> Any:
         """A captured tensor as one that requires a gradient where the score function's own gradients have one of it: the
