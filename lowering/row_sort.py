@@ -27,6 +27,11 @@ __all__ = ["SortedRows", "sorted_rows"]
 I32, I64 = torch.int32, torch.int64
 
 
+# Elements of a row that is sorted by keys of 64 bits, at most: 4,096 of float32 with positions take 376 us, the library's 292
+# (H200, 2,048 rows).
+MOST_WIDE = 2048
+
+
 @dataclass(frozen=True, slots=True)
 class SortedRows:
     """A tensor's rows along a dimension in ascending order of their keys. `beside` are positions that keys have no room for."""
@@ -90,7 +95,7 @@ def sorted_rows(b: Builder, x: Tensor, dim: int, descending: bool, positions: bo
         return None
     x, dim = rounded(x), axis(dim, x.rank)
     keys = _keys(b, x, descending, positions, length)
-    if keys is None:
+    if keys is None or (keys.dtype.itemsize > 4 and length > MOST_WIDE):
         return None
     if keys.equal_zeros:
         x = b.realize(x)

@@ -75,8 +75,14 @@ def test_rows_are_sorted_as_eager_does(dtype: torch.dtype, length: int) -> None:
     same(interpreted(both_ways, x), both_ways(x))
 
 
+def test_long_rows_of_wide_keys_are_for_the_library() -> None:
+    for dtype, length, sorted_here in ((torch.float32, 2048, True), (torch.float32, 2049, False), (torch.bfloat16, 2049, True)):
+        graph = graph_of(lambda x: tuple(torch.sort(x, stable=True)), torch.empty(5, length, dtype=dtype))
+        assert any(isinstance(node, ir.Scan) and node.op in ops.ROW_ORDERS for node in graph.nodes) == sorted_here
+
+
 @pytest.mark.interpret
-@pytest.mark.parametrize("length", [512, 1000, 2049])
+@pytest.mark.parametrize("length", [512, 1000, 2048])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.int64], ids=str)
 def test_long_rows(dtype: torch.dtype, length: int) -> None:
     x = rows_of(dtype, length)[:5]

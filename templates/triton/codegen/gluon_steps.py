@@ -113,7 +113,8 @@ class StepHalves:
         for k, part in enumerate(parts_of(self._function(emitter), name)):
             narrow = _narrow(part)
             text = emitter._tile(part if narrow is None else part.args[0])
-            text = f"tl.where({kept}, {text}, 0.0)" if kept else text
+            if kept:
+                text = f"{kept} & {text}" if part.dtype is torch.bool else f"tl.where({kept}, {text}, 0.0)"
             text = text if narrow is None else f"({text}).to({TRITON_TYPES[narrow].storage})"
             emitter.outer.lines.append(f"{stem}{k} = {text}")
         return emitter.finish()

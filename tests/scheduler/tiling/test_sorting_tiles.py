@@ -32,7 +32,7 @@ def tile(dtype: torch.dtype, rows: int, length: int, dim: int = -1) -> tuple[Til
         (bf16, 65536, 256, (4, 256, 4), "8, 3, 5"),
         (f32, 65536, 1000, (1, 1024, 1), "10, 2, 5"),
         (i64, 65536, 1000, (1, 1024, 2), "10, 1, 6"),  # positions are beside
-        (f32, 65536, 4000, (1, 4096, 4), "12, 2, 7"),
+        (bf16, 65536, 4000, (1, 4096, 4), "12, 3, 7"),
         (f32, 1, 1000, (1, 1024, 4), "10, 2, 7"),  # nothing else for the SM
     ],
 )
@@ -43,7 +43,7 @@ def test_rows(dtype: torch.dtype, rows: int, length: int, blocks: tuple[int, int
     assert arguments == bits
 
 
-@pytest.mark.parametrize(("length", "dtype"), [(32, f32), (1000, f32), (4000, f32), (4000, i64)])
+@pytest.mark.parametrize(("length", "dtype"), [(32, f32), (1000, f32), (4000, bf16), (2000, i64)])
 def test_columns_fit_in_registers(length: int, dtype: torch.dtype) -> None:
     found, _ = tile(dtype, 65536, length, dim=0)
     assert found.persistent
@@ -52,6 +52,6 @@ def test_columns_fit_in_registers(length: int, dtype: torch.dtype) -> None:
 
 
 def test_few_columns_have_an_sm_each() -> None:
-    found, bits = tile(f32, 100, 4001, dim=0)
+    found, bits = tile(bf16, 100, 4001, dim=0)
     assert (found.blocks.x, found.blocks.r, found.blocks.warps) == (1, 4096, 16)
     assert bits == "12, 0, 9"

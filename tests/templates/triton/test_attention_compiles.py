@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Callable
 from dataclasses import replace
@@ -124,3 +125,17 @@ def test_spans_of_masks_compile(only: Only, head: int, monkeypatch: pytest.Monke
         source = rendered(made, plan, "kernel", options_for(True, only)).launch.source
         assert re.search(r"edge_loaded\d", source)
     compiled(launches, 90)
+
+
+@pytest.mark.ptx
+def test_scores_that_are_compared_compile(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What the first half of a function keeps for the second one may be a truth value, in masked tiles and in whole ones."""
+    monkeypatch.setattr(flex_module, "_validate_device", lambda *_: None)  # torch asks for a GPU here
+    most = torch.arange(2, dtype=torch.int32)
+
+    def bounded(s: Tensor, b: Tensor, h: Tensor, m: Tensor, n: Tensor) -> Tensor:
+        return torch.where(s <= most[b], torch.where(m >= n, s, -math.inf), -math.inf)
+
+    operands = [r(2, 2, LENGTH, 64, dtype=torch.float16).requires_grad_() for _ in range(3)]
+    plans = training_plans(lambda q, k, v: flex_attention(q, k, v, bounded), *operands, only=HOPPER)
+    compiled([(plan, one) for plan in plans for one in attention_of(plan)], 90)
