@@ -181,11 +181,11 @@ class TileEmitter(PointEmitter):
         """A load of a number for each row, or for each column, of a tile of results that is then reduced: as a vector that is
         spread. Triton would bring the accumulators into the layout of the load, and reduce each row across a full warp (sm_90,
         the nearest of 1,024 codes: 5,088 instructions and 1,736)."""
-        sides = [k for k, d in enumerate(self.dimensions) if d.axis in self._expr_axes(load.attr[1][0])]
+        spanned = [k for k, d in enumerate(self.dimensions) if d.axis in self._expr_axes(load.attr[1][0])]
         plain = self.behind and not load.args and self.problem.template.language == "triton"
-        if not plain or len(sides) != 1 or len(self.dimensions) != 2 or not self.problem.reduces_tiles:
+        if not plain or len(spanned) != 1 or len(self.dimensions) != 2 or not self.problem.reduces_tiles:
             return text
-        return f"tl.expand_dims(tl.reshape({text}, [{self.dimensions[sides[0]].block}]), {1 - sides[0]})"
+        return f"tl.expand_dims(tl.reshape({text}, [{self.dimensions[spanned[0]].block}]), {1 - spanned[0]})"
 
     def fold(self, s: Statement, config: Config) -> Folded:
         """Reduces the tile along an axis; later statements find the results at each point of it."""

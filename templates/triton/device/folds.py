@@ -108,8 +108,7 @@ def first_of(x, best, index, axis: tl.constexpr):
 
 @triton.jit
 def _smaller(a, b):
-    """Not as `tl.minimum`: for each row of a tile that would be an instruction for all lanes of a warp, with a branch around it,
-    which takes longer than shuffles (H200, the nearest of 1,024 codes: 138 us and 47)."""
+    """Not as `tl.minimum`: for each row of a tile that would be an instruction for all lanes of a warp."""
     return tl.where(a < b, a, b)
 
 

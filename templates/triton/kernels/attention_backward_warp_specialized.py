@@ -159,7 +159,8 @@ class _WarpSpecialized(KernelTemplate):
         factor = 1.0 if gradient is None else _last_factor(problems[gradient])
         return Facts(
             config.PROGRAMS * config.BLOCK_M, gradient, values, factor,
-            values is not None and _is_guarded(problems[values]), _by_batch(problems[0]), _last_first(problems[0], config),
+            values is not None and _is_guarded(problems[values]),
+            _by_batch(problems[0 if values is None else values]), _last_first(problems[0], config),
             [config.WARPS] * others + [1], [multiplying] * others + [loading],
         )  # fmt: skip
 
