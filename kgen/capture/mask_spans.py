@@ -46,19 +46,20 @@ LEAST_WORK = 1024
 def bound_masks(gm: GraphModule, backward: bool, is_worth_it: Callable[[torch.device, MatrixSizes], bool]) -> GraphModule:
     """The graph, changed in place; `backward` says whether it is of a backward pass. `is_worth_it` is asked where there is a
     mask to which this applies."""
-    numbers = _numbered(gm)
-    found: dict[tuple[int, int], Node] = {}
+    worth: list[tuple[Node, int]] = []
     for node in gm.graph.nodes:
         if _is_masked(node) and (side := _kept_side(node, -math.inf)) is not None:
             sizes = _sizes_of(node, side)
             if sizes is not None and is_worth_it(node.meta["val"].device, sizes):
-                found.setdefault((numbers[_condition(node)], side), node)
-    for number, side in found:
+                worth.append((node, side))
+    if not worth:
+        return gm
+    numbers = _numbered(gm)
+    for number, side in dict.fromkeys((numbers[_condition(node)], side) for node, side in worth):
         masked = [node for node in numbers if _is_masked_by(node, number, side, numbers)]
         _Rewrite(gm, masked, side).run(backward)
-    if found:
-        gm.graph.lint()
-        gm.recompile()
+    gm.graph.lint()
+    gm.recompile()
     return gm
 
 
