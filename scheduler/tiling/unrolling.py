@@ -65,13 +65,13 @@ def unrolled(kernel: Kernel, graph: ir.Graph, sizes: Sizes, gpu: Gpu) -> Kernel:
         made = replace(kernel, outer=loop.without(kernel.outer), statements=_at_each_point(statements, loop))
         if _leaves_enough(made.outer, sizes, gpu) and _reads_less(made, statements, loop, graph, sizes):
             return unrolled(collapsed(made), graph, sizes, gpu)
-    moved = sum(touch.distinct for touch in distinct_touches(kernel, graph, sizes)) / max(1, sizes.points(kernel.outer))
+    moved = _bytes(kernel, graph, sizes)
     least, found = _work(kernel.outer, statements) / GAIN, kernel
     for loop in (*_short_loops(kernel), *_turns(kernel)):
         if not _leaves_enough(loop.without(kernel.outer), sizes, gpu, FEWER_THREADS):
             continue
         made = replace(kernel, outer=loop.without(kernel.outer), statements=_at_each_point(statements, loop))
-        memory = OPERATIONS_OF_A_BYTE * moved
+        memory = OPERATIONS_OF_A_BYTE * min(moved, _bytes(made, graph, sizes)) / sizes.points(kernel.outer)
         work = max(_work(made.outer, made.statements) / len(loop.points), memory)
         fewer = min(work / max(1, memory), FEWER_THREADS)
         if not _leaves_enough(made.outer, sizes, gpu, fewer):
@@ -79,6 +79,12 @@ def unrolled(kernel: Kernel, graph: ir.Graph, sizes: Sizes, gpu: Gpu) -> Kernel:
         if work < least and len(made.statements) <= MOST_STATEMENTS and _moves_sectors(kernel, made, loop, graph, sizes):
             least, found = work, made
     return found if found is kernel else collapsed(found)
+
+
+def _bytes(kernel: Kernel, graph: ir.Graph, sizes: Sizes) -> int:
+    """What a kernel moves. Loads that come to the same elements by other indices count several times, as those of neighbours
+    in a short row do until their loop is written out."""
+    return sum(touch.distinct for touch in distinct_touches(kernel, graph, sizes))
 
 
 def _short_loops(kernel: Kernel) -> Iterator[_Loop]:

@@ -8,6 +8,7 @@ from collections.abc import Callable
 
 import pytest
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from kgen.device import Gpu
@@ -116,6 +117,19 @@ def test_fewer_threads_are_enough_for_much_arithmetic() -> None:
     assert extents(tiled(rounds, *few)) == [100_000]
     assert extents(tiled(stacked, *few)) == [100_000, 2]
     assert extents(tiled(rounds, torch.ones(30_000), torch.ones(30_000))) == [30_000, 4]  # SMs wait
+
+
+def rotated(q: Tensor, v: Tensor) -> Tensor:
+    """By quaternions: each element of a cross product reads others of its row."""
+    q, v = F.normalize(q.float(), dim=-1), v.float()
+    w, u = q[:, :1], q[:, 1:]
+    t = 2 * torch.linalg.cross(u, v)
+    return v + w * t + torch.linalg.cross(u, t)
+
+
+def test_what_points_read_of_one_row_counts_for_them_together() -> None:
+    q, v = (torch.ones(10 * MANY, n, dtype=torch.bfloat16) for n in (4, 3))
+    assert extents(tiled(rotated, q, v)) == [10 * MANY]
 
 
 def test_a_loop_in_the_middle() -> None:
