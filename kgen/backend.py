@@ -491,7 +491,7 @@ def bounded_masks(gm: GraphModule, config: Config) -> GraphModule:
 
 
 def _is_trained(gm: GraphModule) -> bool:
-    """Whether a graph is of both directions."""
+    """Whether a graph takes gradients of results: one of both directions, or of backward alone."""
     return any(str(node.target).startswith("tangents") for node in gm.graph.nodes if node.op == "placeholder")
 
 

@@ -242,7 +242,10 @@ def _all_exprs(kernel: Kernel, bounds: bool = True) -> list[Expr]:
     """Without `bounds` not those of what conditions are said to be within."""
     found: dict[Expr, None] = {}
     for s in kernel.statements:
-        for value in vs.topological(s.roots if bounds else map(vs.without_bounds, s.roots)):
+        values = vs.topological(s.roots)
+        if not bounds and any(value.op == "within" for value in values):
+            values = vs.topological(map(vs.without_bounds, s.roots))
+        for value in values:
             for e in vs.index_exprs(value):
                 found[e] = None
         ranked = [s.rank] if s.rank is not None and (s.op in ("argmax", "argmin") or s.in_order) else []

@@ -103,13 +103,7 @@ def first_of(x, best, index, axis: tl.constexpr):
     to the layout of the indices."""
     found = (x == tl.expand_dims(best, axis)) | (x != x)
     most: tl.constexpr = 2**63 - 1 if index.dtype.primitive_bitwidth == 64 else 2**31 - 1
-    return tl.reduce(tl.where(found, index, most), axis, combine_smaller)
-
-
-@triton.jit
-def combine_smaller(a, b):
-    """Not as `tl.minimum`: for each row of a tile that would be an instruction for all lanes of a warp."""
-    return tl.where(a < b, a, b)
+    return tl.min(tl.where(found, index, most), axis)
 
 
 @triton.jit

@@ -52,7 +52,6 @@ from kgen.templates.triton.device.folds import (
     combine_argmin,
     combine_bitxor,
     combine_prod,
-    combine_smaller,
     combine_sum,
     combine_welford,
     first_of,
