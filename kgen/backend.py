@@ -454,7 +454,7 @@ def compile_again(gm: GraphModule, info: GraphInfo, config: Config, known: tuple
 def recomputed_scores(gm: GraphModule, config: Config) -> GraphModule:
     from kgen.capture.recompute_scores import recompute_scores  # noqa: PLC0415  only where something is a softmax
 
-    return recompute_scores(gm, partial(_takes_both, config))
+    return recompute_scores(gm, partial(_takes_both, config), as_eager=config.numerics != "fast")
 
 
 def split_sums(gm: GraphModule, config: Config) -> GraphModule:

@@ -141,17 +141,8 @@ def _one_of(loops: Sequence[Var], axis: str, digits: dict[Atom, Expr]) -> Var:
     if len(loops) == 1:
         return loops[0]
     whole = ix.var(axis, ix.product(v.extent for v in loops))
-    digits |= _digits(loops, whole.expr())
+    digits |= dict(zip(loops, ix.delinearize(whole.expr(), [v.extent for v in loops]), strict=True))
     return whole
-
-
-def _digits(loops: Sequence[Var], place: Expr) -> dict[Atom, Expr]:
-    """Loops as digits of the place in an axis, the last one fastest."""
-    found: dict[Atom, Expr] = {}
-    for v in reversed(loops):
-        found[v] = place if v is loops[0] else ix.mod(place, v.extent)
-        place = ix.floordiv(place, v.extent)
-    return found
 
 
 def _factored(value: Value) -> tuple[float, Value]:

@@ -137,15 +137,13 @@ def _has_data(condition: Node) -> bool:
     columns, seen, waiting = condition.meta["val"].shape[-1], set[Node](), [condition]
     while waiting:
         node = waiting.pop()
-        value = node.meta.get("val")
-        if node in seen or not isinstance(value, torch.Tensor):
+        if node in seen:
             continue
         seen.add(node)
-        if node.op in ("placeholder", "get_attr"):
-            if columns in value.shape:
-                return True
-            continue
-        waiting += node.all_input_nodes
+        value = node.meta.get("val")
+        if node.op in ("placeholder", "get_attr") and isinstance(value, torch.Tensor) and columns in value.shape:
+            return True
+        waiting += node.all_input_nodes  # some have several results
     return False
 
 

@@ -59,15 +59,24 @@ OTHERS = {
 # Of a log-sum-exp below, log(sum) is lost whole, for the spacing of float32 is 16 there: such a row has been filled with one
 # large number, as masks of finite numbers do, and its weights are all equal.
 FILLED = -(2.0**27)
+# Finite numbers from here on may stand for infinity; other scores are seldom as large.
+LARGE = 2.0**20
+# One number.
+CONSTANTS = (aten.full.default, aten.full_like.default, aten.scalar_tensor.default)
+# What they multiply by is no mask.
+FACTORS = (aten.mul.Tensor, aten.mul.Scalar, aten.div.Tensor, aten.div.Scalar)
 
 
-def recompute_scores(gm: GraphModule, is_worth_it: Callable[[torch.device, MatrixSizes], bool]) -> GraphModule:
-    """The joint graph, before it is split. `is_worth_it` is asked where there is a softmax to which this applies."""
+def recompute_scores(
+    gm: GraphModule, is_worth_it: Callable[[torch.device, MatrixSizes], bool], as_eager: bool = False
+) -> GraphModule:
+    """The joint graph, before it is split. `is_worth_it` is asked where there is a softmax to which this applies. Gradients read
+    weights in float32, but `as_eager` those that eager has saved."""
     backward = of_tangents(gm)
     found = [made for node in gm.graph.nodes if (made := _attention_of(node, backward)) is not None]
     done = [one for one in found if is_worth_it(one.softmax.scores.meta["val"].device, _sizes_of(one))]
     for one in done:
-        _Rewrite(gm, one, backward).run()
+        _Rewrite(gm, one, backward, as_eager).run()
     if done:
         gm.graph.lint()
         gm.recompile()
@@ -237,6 +246,34 @@ def behind_elementwise(roots: Iterable[Node], least: int) -> Iterator[Node]:
             waiting += node.all_input_nodes
 
 
+def _may_be_filled(scores: Node) -> bool:
+    """Whether finite numbers may stand for -inf in scores: a large one, or what is read and not multiplied by. Of other scores
+    the log-sum-exp has all digits that matter."""
+    made = set(behind_elementwise([scores], _matrix(scores)))
+    return any(_may_fill(node, made) for node in made if _is_elementwise(node))
+
+
+def _may_fill(node: Node, made: set[Node]) -> bool:
+    numbers = [float(one) for one in node.args if isinstance(one, int | float) and not isinstance(one, bool)]
+    read = [one for one in node.all_input_nodes if one not in made and _is_floating(one)]
+    numbers += [_number(one) for one in read if one.target in CONSTANTS]
+    if any(LARGE <= abs(one) < math.inf for one in numbers):
+        return True
+    is_factor = node.target in FACTORS
+    return not is_factor and any(one.target not in CONSTANTS for one in read)
+
+
+def _is_floating(node: Node) -> bool:
+    value = node.meta.get("val")
+    return isinstance(value, torch.Tensor) and value.dtype.is_floating_point
+
+
+def _number(constant: Node) -> float:
+    """Of a tensor with one number in it; a large one where that is not known."""
+    found = constant.args[0] if constant.target is aten.scalar_tensor.default else constant.args[1]
+    return float(found) if isinstance(found, int | float) else LARGE
+
+
 def _is_rounded_small(node: Node, matrix: int) -> bool:
     """Whether a kernel may keep more bits of a node than memory does, which is no matrix of scores."""
     if not _elements(node) or _elements(node) >= matrix or node.meta["val"].dtype not in HALVES:
@@ -325,8 +362,9 @@ class Calls:
 class _Rewrite(Calls):
     """Changes what backward reads of one softmax."""
 
-    def __init__(self, gm: GraphModule, found: Attention, backward: set[Node]) -> None:
+    def __init__(self, gm: GraphModule, found: Attention, backward: set[Node], as_eager: bool) -> None:
         super().__init__(gm.graph, found.softmax.weights)
+        self.as_eager = as_eager
         self.found = found
         self.softmax = found.softmax
         self.backward = backward
@@ -362,11 +400,24 @@ class _Rewrite(Calls):
         """Backward reads copies of the weights, and of what is made of them."""
         again = {self.softmax.weights: self._weights(lse), **self._rows_with_scores(lse)}
         for node in self._elementwise_of(again):
+            if self._is_widened(node):
+                again[node] = again[self.softmax.weights]
+                continue
             with self.graph.inserting_after(max(node, *(again[one] for one in node.all_input_nodes if one in again))):
                 again[node] = self.graph.node_copy(node, lambda one: again.get(one, one))
                 _recomputed(again[node])
         for node, copy in again.items():
             node.replace_all_uses_with(copy, delete_user_cb=lambda user: user in self.backward)
+
+    def _is_widened(self, node: Node) -> bool:
+        """Whether a node is the softmax's weights in float32 as a gradient's formula makes them of those of 16 bits that forward
+        has saved. What a program rounds and widens itself is read by forward as well."""
+        value = node.meta["val"]
+        if self.as_eager or value.dtype is not torch.float32 or not self.backward.issuperset(node.users):
+            return False
+        *way, made = _way_back(node, scaled=False)
+        kinds = [one.meta["val"].dtype for one in way]
+        return made is self.softmax.weights and len(kinds) > 1 and set(kinds[1:]) <= set(HALVES)
 
     def _mark(self) -> None:
         """Says what may not be saved."""
@@ -403,23 +454,26 @@ class _Rewrite(Calls):
         return lse
 
     def _weights(self, lse: Node) -> Node:
-        """No weight is more than 1, however the log-sum-exp of large scores was rounded, nor more than its share of a row that
-        was filled. Both are one bound of the exponent, a number of the row."""
-        value = lse.meta["val"]
+        """Of scores that may be filled no weight is more than 1, however the log-sum-exp of large scores was rounded, nor more
+        than its share of a row that was filled. Both are one bound of the exponent, a number of the row."""
         with self.graph.inserting_before(self.softmax.weights):
             shifted = self._call(aten.sub.Tensor, self.softmax.scores, lse)
-            filled = self._call(aten.lt.Scalar, lse, FILLED)
-            count = self.softmax.scores.meta["val"].shape[-1]
-            share, whole = (
-                self._call(aten.full.default, [], number, dtype=value.dtype, device=value.device)
-                for number in (-math.log(count), 0.0)
-            )
-            bound = self._call(aten.where.self, filled, share, whole)
-            bounded = self._call(aten.minimum.default, shifted, bound)
+            bounds = self._bound(lse) if _may_be_filled(self.softmax.scores) else ()
+            bounded = self._call(aten.minimum.default, shifted, bounds[-1]) if bounds else shifted
             weights = self._call(aten.exp.default, bounded)
-        for node in (shifted, filled, share, whole, bound, bounded, weights):
+        for node in (shifted, *bounds, bounded, weights):
             _recomputed(node)
         return weights
+
+    def _bound(self, lse: Node) -> tuple[Node, ...]:
+        """What the exponent is at most, last, behind the calls that it takes."""
+        value, count = lse.meta["val"], self.softmax.scores.meta["val"].shape[-1]
+        filled = self._call(aten.lt.Scalar, lse, FILLED)
+        share, whole = (
+            self._call(aten.full.default, [], number, dtype=value.dtype, device=value.device)
+            for number in (-math.log(count), 0.0)
+        )
+        return filled, share, whole, self._call(aten.where.self, filled, share, whole)
 
     def _replace_sum_of_rows(self, node: Node) -> None:
         """A sum along rows and more, as the gradient of a factor of all weights: rows are summed first, in float32."""

@@ -38,6 +38,11 @@ def documents(q: Tensor, k: Tensor, v: Tensor, ids: Tensor) -> Tensor:
     return scores(q, k).masked_fill(~keep, -math.inf).softmax(-1) @ v
 
 
+def sorted_first(q: Tensor, k: Tensor, v: Tensor, ids: Tensor) -> Tensor:
+    """What a condition compares is one of several results."""
+    return documents(q, k, v, ids.sort().values)
+
+
 def apart(q: Tensor, k: Tensor, v: Tensor, ids: Tensor) -> Tensor:
     """Masks of two kinds, one after the other, and one that is added."""
     n = torch.arange(len(ids), device=ids.device)
@@ -69,6 +74,7 @@ def ragged(length: int) -> Tensor:
 
 MASKS: dict[str, tuple[Masked, Callable[[int], Tensor]]] = {
     "documents": (documents, ids_of),
+    "sorted": (sorted_first, ids_of),
     "apart": (apart, ids_of),
     "padded": (padded, ids_of),
     "both ways": (both_ways, ragged),

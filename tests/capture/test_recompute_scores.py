@@ -238,6 +238,65 @@ def test_rows_without_keys():
         assert_close(gradients(added, [*QKV, mask]), gradients(added, [*QKV, mask], None), 1e-5)
 
 
+def with_table(q: Tensor, k: Tensor, v: Tensor, table: Tensor) -> Tensor:
+    return (scores(q, k) + table).softmax(-1) @ v
+
+
+def with_factors(q: Tensor, k: Tensor, v: Tensor, table: Tensor) -> Tensor:
+    return (scores(q, k) * table).softmax(-1) @ v
+
+
+def far_apart(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    return (scores(q, k) * 2.0**30).softmax(-1) @ v
+
+
+@pytest.mark.parametrize(
+    ("f", "bounded"),
+    [(plain, False), (window, False), (softcap, False), (with_factors, False), (with_table, True), (gpt2, True), (far_apart, True)],
+)  # fmt: skip
+def test_weights_are_bounded_where_numbers_may_stand_for_infinity(f, bounded, split):
+    more = [r(M, N)] if f in (with_table, with_factors) else []
+    gradients(f, [*QKV, *more])
+    calls = [node.target for node in split.backward[-1].graph.nodes]
+    assert torch.ops.aten.exp.default in calls
+    assert (torch.ops.aten.minimum.default in calls) == bounded
+
+
+def rounded_by_itself(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    """The rounding is the program's own."""
+    weights = scores(q, k).float().softmax(-1).bfloat16().float()
+    return (weights * weights) @ v.float()
+
+
+def roundings(split: Split) -> int:
+    """Matrices that backward rounds to bfloat16 and then widens."""
+    casts = split.backward[-1].graph.find_nodes(op="call_function", target=torch.ops.aten._to_copy.default)
+    found = 0
+    for node in casts:
+        made = node.args[0]
+        while made.target in (torch.ops.aten.alias.default, torch.ops.aten.view.default):
+            made = made.args[0]
+        large = node.meta["val"].dtype is torch.float32 and node.meta["val"].numel() >= MATRIX
+        found += large and made in casts and made.meta["val"].dtype is torch.bfloat16
+    return found
+
+
+def test_gradients_read_weights_before_they_were_rounded(split):
+    """Eager has saved 16 bits of them. What a program rounds stays rounded, and so does all with eager's numerics."""
+    args = [a.bfloat16() for a in QKV]
+    for f in (plain, rounded_by_itself):
+        errors = []
+        for numerics, expected in (("fast", int(f is not plain)), ("eager", 1)):
+            with kgen.config.override(numerics=numerics):
+                got = gradients(f, args)
+            assert (roundings(split) > 0) == bool(expected)
+            want = gradients(f, wide(args), None) if f is plain else gradients(f, args, None)
+            errors.append(
+                sum(float((a.double() - b.double()).norm() / b.double().norm()) for a, b in zip(got, want, strict=True))
+            )
+        assert errors[0] < (errors[1] if f is plain else 4e-2)
+
+
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_dropout(dtype, split):
     """Gradients are those of the mask that forward has used: with values of ones, rows of results are sums of weights."""

@@ -17,7 +17,7 @@ from kgen.rendered.tensor_map import TensorMap
 from kgen.templates.problem import Input
 from kgen.templates.slots import Index, Lazy, OperandSlot, ResultSlot, StepSlot
 from kgen.templates.triton.codegen.gluon_handles import BoxedTile, Columns, Kept, Leaving, Place, Reads, Ring, Writes
-from kgen.templates.triton.codegen.gluon_steps import StepHalves
+from kgen.templates.triton.codegen.gluon_steps import Shared, StepHalves
 from kgen.templates.triton.codegen.slots import Slots, Stored, Within
 from kgen.templates.triton.codegen.table import TRITON_TYPES
 from kgen.templates.triton.codegen.tma_box import BoxAccess, BoxLayout, BoxOrder, epilogue_tiles_of, operand_box
@@ -109,6 +109,9 @@ class GluonStep(StepSlot):
 
     def second(self, stem: str, tile: str, number: int, *indices: Index, **how: Any) -> str:
         return "\n".join(self._halves(**how).second(stem, tile, number, indices))
+
+    def among(self, other: GluonStep, number: int, multiplies: str, **how: Any) -> Shared | None:
+        return self._halves(into=multiplies).among(other._halves(**how), number)
 
     def of_rows_alone(self, *indices: Index, **how: Any) -> str:
         return "\n".join(self._halves(**how).rows(indices))

@@ -11,15 +11,15 @@ through shared memory by TMA, those of rows are read once, in front of the loop.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from itertools import chain, count
 
 import torch
 
 from kgen.ir import index as ix
 from kgen.ir import values as vs
-from kgen.ir.index import Expr, Var
+from kgen.ir.index import Atom, Expr, Var
 from kgen.ir.spans import Known, where_holds
 from kgen.ir.values import Value
 from kgen.rendered.tensor_map import TensorMap
@@ -34,7 +34,7 @@ from kgen.templates.triton.codegen.table import TRITON_TYPES
 from kgen.templates.triton.codegen.tile import TileEmitter
 from kgen.templates.triton.codegen.tma_moves import digit
 
-__all__ = ["StepHalves", "parts_of", "vanishes", "why_whole"]
+__all__ = ["Shared", "StepHalves", "parts_of", "vanishes", "why_whole"]
 
 NO_COLUMNS = Columns(())
 # Elements that TMA may count.
@@ -91,6 +91,19 @@ def vanishes(value: Value, zeros: frozenset[Value]) -> bool:
 
 
 @dataclass(frozen=True, slots=True)
+class Shared:
+    """An early part of a step's function is what another step sees of the same element: where the mask keeps all, or
+    `everywhere`."""
+
+    part: int
+    everywhere: bool
+
+    def of(self, stem: str, whole: bool) -> str:
+        """The part, of those that begin with `stem`; empty where it is another."""
+        return f"{stem}{self.part}" if whole or self.everywhere else ""
+
+
+@dataclass(frozen=True, slots=True)
 class StepHalves:
     """The two parts of a step's function. `known` are values that were made in front of the loop, by their names."""
 
@@ -115,7 +128,7 @@ class StepHalves:
             text = emitter._tile(part if narrow is None else part.args[0])
             if kept:
                 text = f"{kept} & {text}" if part.dtype is torch.bool else f"tl.where({kept}, {text}, 0.0)"
-            text = text if narrow is None else f"({text}).to({TRITON_TYPES[narrow].storage})"
+            text = text if narrow is None else f"lib.to_halves({text}, {TRITON_TYPES[narrow].storage})"
             emitter.outer.lines.append(f"{stem}{k} = {text}")
         return emitter.finish()
 
@@ -137,6 +150,26 @@ class StepHalves:
         past = [emitter.inside(axis) for axis in self._middle.axes[-1:] if axis in emitter.masked()]
         emitter.outer.lines.append(f"{tile} = " + (f"tl.where({past[0]}, {text}, 0.0)" if past else text))
         return emitter.finish()
+
+    def among(self, other: StepHalves, number: int) -> Shared | None:
+        """Which of the early parts that another step has of its element `number` is the function of this one, of one element."""
+        mapping: dict[Atom, Expr] = {}
+        for axis, theirs in zip(self._middle.axes, other._middle.axes, strict=True):
+            own, place = self._middle.loops[axis], ix.position_in(other._middle.loops[theirs])
+            mapping |= zip(own, ix.delinearize(place, [v.extent for v in own]), strict=True)
+        name = other._middle.steps[number]
+        value = _renamed(vs.substitute(self._unmasked, mapping), name)
+        for k, part in enumerate(parts_of(other._unmasked, name)):
+            if value in (part, part.args[0] if _narrow(part) is not None else None):
+                return Shared(k, self._same_mask(other, mapping))
+        return None
+
+    def _same_mask(self, other: StepHalves, mapping: Mapping[Atom, Expr]) -> bool:
+        """Whether both are 0 for the same elements. Of a row of which the mask keeps nothing, one that says nothing there may
+        be NaN."""
+        own, theirs = self._middle.mask, other._middle.mask
+        same = own is theirs if own is None or theirs is None else vs.substitute(own, mapping) is theirs
+        return same and not (self._middle.guards and _may_keep_nothing(other._middle))
 
     def rows(self, indices: Sequence[Index]) -> list[str]:
         """Statements that read what the function needs of rows, with what is made of that alone."""
@@ -216,6 +249,11 @@ class StepHalves:
         inside = self.masked and bool(self._middle.guards)
         return in_powers_of_two(self._middle.function(self.scaled, inside, kind), emitter.exact)
 
+    @property
+    def _unmasked(self) -> Value:
+        """The function where the mask keeps all."""
+        return replace(self, masked=False)._function(self.slots.emitter((), (), {}, {}))
+
     def _values(self, emitter: TileEmitter) -> list[Value]:
         """All that is emitted: the function, and its mask."""
         return [self._function(emitter), *([] if self._middle.mask is None else [self._middle.mask])]
@@ -271,6 +309,12 @@ def _may_keep_nothing(middle: Middle) -> bool:
 def _narrow(part: Value) -> torch.dtype | None:
     """The type of 16 bits that a value is rounded to."""
     return part.attr if part.op == "round_to" and part.attr.itemsize == 2 else None
+
+
+def _renamed(value: Value, step: str) -> Value:
+    """A function of one element, as of that of another step."""
+    own = {one for one in vs.topological([value]) if one.op == "step"}
+    return _with(value, {one: vs.step_result(step, one.dtype) for one in own})
 
 
 def _with(value: Value, mapping: dict[Value, Value]) -> Value:

@@ -21,6 +21,7 @@ from triton.experimental.gluon.language.nvidia.hopper import (
     warpgroup_mma_wait,
 )
 
+from kgen.templates.triton.device.integers import to_halves
 from kgen.templates.triton.device.intrinsics import approximate_exp2
 
 
@@ -299,8 +300,10 @@ def settled(acc, pending: gl.constexpr):
 
 @gluon.jit
 def weights(p, kind: gl.constexpr, columns: gl.constexpr, warps: gl.constexpr):
-    """A tile of weights as the left operand of a matrix of that type with so many columns."""
-    return gl.convert_layout(p.to(kind), left_operand(columns, warps))
+    """A tile of weights as the left operand of a matrix of that type with so many columns. Rounded in pairs: the assembler
+    joins two halves the other way round, and exchanges them in each turn of a loop that has them from the turn before."""
+    narrow = to_halves(p, kind) if p.dtype == gl.float32 else p.to(kind)
+    return gl.convert_layout(narrow, left_operand(columns, warps))
 
 
 @gluon.jit

@@ -105,11 +105,15 @@ def trained(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
     return s.masked_fill(columns > rows[:, None], -torch.inf).float().softmax(-1).to(q.dtype) @ v
 
 
-def backward_of(lengths: tuple[int, int, int], templates: Sequence[str] = (OPERANDS, VALUES)) -> tuple[Any, Options]:
+def backward_of(
+    lengths: tuple[int, int, int],
+    templates: Sequence[str] = (OPERANDS, VALUES),
+    function: Callable[[Tensor, Tensor, Tensor], Tensor] = trained,
+) -> tuple[Any, Options]:
     rows, keys, head = lengths
     q, k, v = (torch.randn(2, 2, n, head, dtype=bf16).requires_grad_() for n in (rows, keys, keys))
     only = Only(templates[0], lambda configs: configs[0], also=(*templates, "triton_attention"))
-    return training_plans(trained, q, k, v, only=only)[1], options_for(True, only)
+    return training_plans(function, q, k, v, only=only)[1], options_for(True, only)
 
 
 @pytest.mark.none
@@ -121,6 +125,34 @@ def test_a_training_step_has_two_kernels_of_gradients() -> None:
     launch = rendered(steps[0], plan, "kernel", options).launch
     assert isinstance(launch, TritonKernel)
     assert "edge_holds" in launch.source, "where a row sees nothing its weights are no numbers"
+
+
+def exponentials(source: str) -> set[int]:
+    """Tiles of powers that loops have for a tile of scores."""
+    loops = source.split("def kernel_rows(")[1].split("@gluon.jit")[0].split("for n0 in")[1:]
+    return {len(re.findall(r"exp2?\(", loop)) for loop in loops}
+
+
+def trained_on_earlier(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    """The first row has no key."""
+    s = (q @ k.mT) * 0.25
+    rows, columns = (torch.arange(length) for length in s.shape[-2:])
+    return s.masked_fill(columns >= rows[:, None], -torch.inf).float().softmax(-1).to(q.dtype) @ v
+
+
+@pytest.mark.none
+def test_gradients_share_their_weights() -> None:
+    """A row that sees nothing has weights that are no numbers, and gradients of scores that are 0: only where a mask keeps all
+    are they the same."""
+    for mask in (None, causal, window):
+        plan, options, _ = planned(PLAIN, mask, (256, 256, 64, 64), "qkv")
+        assert exponentials(launched(plan, options)[1].source) == {1}, mask
+    for function, expected in ((trained, {1}), (trained_on_earlier, {1, 2})):
+        plan, options = backward_of((256, 256, 64), function=function)
+        step = next(step for step in plan.kernels if len(members(step)) > 1)
+        launch = rendered(step, plan, "kernel", options).launch
+        assert isinstance(launch, TritonKernel)
+        assert exponentials(launch.source) == expected, function
 
 
 # ---- all in one launch --------------------------------------------------------------------------------------------------
