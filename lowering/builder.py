@@ -338,7 +338,7 @@ class Builder:
         """The tensor, read from the copy that was made of it for a call, if it is elements of memory in another order: the
         gradient of a bias then reads what those of the weights read, and nobody may need the original."""
         name = self._copy_of(tensor) if _is_element(tensor.value) else None
-        return tensor if name is None else replace(tensor, value=vs.load(name, tensor.indices, tensor.dtype))
+        return tensor if name is None else self._view_of(name, tensor, range(tensor.rank))
 
     def _copy_of(self, tensor: Tensor) -> str | None:
         """The buffer with a copy that nobody has written since."""

@@ -130,6 +130,14 @@ def _written(node: Node) -> set[int | str]:
     return {key for pair in found for key in pair}
 
 
+def _packed(sizes: Sizes, strides: Sizes) -> Sizes:
+    """Dense strides in the order of strides of which nobody knows whether they are: tracing writes some in terms of other sizes,
+    such as a number of all elements over the rest of a view's shape."""
+    order = stride_order(strides, sizes)
+    dense = ix.contiguous_strides(sizes[k] for k in order)
+    return tuple(dense[order.index(k)] for k in range(len(sizes)))
+
+
 def placed(b: Builder, source: Any, given: Any, call: Node) -> Any:
     """One argument of a call, or a list of them, with the strides of what it is in the traced graph."""
     if isinstance(source, list | tuple) and isinstance(given, list | tuple) and len(source) == len(given):
@@ -138,8 +146,12 @@ def placed(b: Builder, source: Any, given: Any, call: Node) -> Any:
     if not isinstance(given, Tensor) or given.weak or not isinstance(value, torch.Tensor) or value.layout != torch.strided:
         return given
     wanted = strides_of(b, value, call)
-    if b.symbols.sizes(value.shape) != given.sizes or not is_storable(given.sizes, wanted, b.symbols):
+    if b.symbols.sizes(value.shape) != given.sizes:
         return given
+    if not is_storable(given.sizes, wanted, b.symbols):
+        if any(s == 0 for s in wanted):
+            return given
+        wanted = _packed(given.sizes, wanted)
     view = b.as_view(given)
     if view is not None and fix_strides(b, view, wanted):
         b.freeze(view.buffer)

@@ -271,7 +271,7 @@ class SymbolTable:
         return bits if bits.as_int() is not None or isinstance(bits.atom(), Size) else self._derive(bits)
 
     def _float(self, expr: Any) -> Expr:
-        if expr.is_number and expr.is_real:
+        if expr.is_number and expr.is_extended_real:
             return ix.constant(functions.float_bits(float(expr)))
         name = type(expr).__name__
         if (expr.is_integer or expr.is_Boolean) and not (name in _MODS and not all(a.is_integer for a in expr.args)):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -76,6 +77,12 @@ FUNCTIONS: dict[str, Function] = {
     "nonzero": lambda x, n: x.nonzero().sum(0) + n,
     "repeated": lambda x, n: torch.repeat_interleave(x[0], n.expand(8)) + 1,
 }
+
+
+@pytest.mark.parametrize("bound", [math.inf, -math.inf])
+def test_numbers_are_compared_with_infinity(bound: float) -> None:
+    run = torch.compile(lambda x: x.item() == bound, backend="kgen", fullgraph=True)
+    assert [run(torch.tensor([n])) for n in (3.0, bound, -bound)] == [False, True, False]
 
 
 @pytest.mark.every(3)

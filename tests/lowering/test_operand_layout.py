@@ -51,6 +51,12 @@ def written(x: Tensor) -> Tensor:
     return out
 
 
+def heads_first(x: Tensor) -> Tensor:
+    """Traced with sizes that vary, strides are numbers of all elements over the rest of a view's shape."""
+    bias = (x.reshape(-1, 6) @ torch.eye(6)).view(3, 5, 4, 6).permute(0, 3, 1, 2)
+    return noted(bias.clone(memory_format=torch.contiguous_format).expand(3, 6, 5, 4))
+
+
 CASES: dict[str, tuple[Callable[..., Tensor], Tensor]] = {
     # fused attention of CUDA pads its bias so, that rows begin at multiples of 16 bytes
     "padded rows of a computed tensor": (lambda x: noted(F.pad(x * 2, (0, 7))[..., :9]), rand(2, 5, 9)),
@@ -60,6 +66,7 @@ CASES: dict[str, tuple[Callable[..., Tensor], Tensor]] = {
     "a transposed computed tensor": (lambda x: noted(x.exp().t()), rand(5, 9)),
     "several, in a list": (lambda x: noted(x.exp(), x.t().clone(memory_format=torch.contiguous_format), x[:, ::2]), rand(9, 9)),
     "every second row": (lambda x: noted((x * 2)[::2], (x * 2)[1::2]), rand(8, 9)),
+    "heads first": (heads_first, rand(3, 5, 4, 6)),
     "channels last": (lambda x: noted(x.relu().to(memory_format=torch.channels_last)), rand(2, 3, 4, 5)),
     "beside a written argument": (written, rand(5, 9)),
 }

@@ -42,6 +42,29 @@ def test_two_calls_and_a_sum_read_one_copy() -> None:
     assert {load.attr[0] for load in vs.loads([total.value])} == {copy}
 
 
+SINGLE: dict[str, Callable[[Tensor, Tensor], tuple[Tensor, ...]]] = {
+    "a column": lambda x, h: _summed((x * 2)[:, 1:2], h),
+    "one number": lambda x, h: _summed((x[0, 0] * 2).expand(len(h), 1), h),
+    "rounded": lambda x, h: _summed(x[0, 0].bfloat16().expand(len(h), 1), h.bfloat16()),
+    "batches of columns": lambda x, h: (torch.bmm((x * 2)[None, :, :1].mT, h[None]), (x * 2)[None, :, :1].sum(1)),
+}
+
+
+def _summed(column: Tensor, h: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Gradients of a linear layer with one result: of its weights and of its bias."""
+    return column.t() @ h, column.sum(0), column.sum(1)
+
+
+@pytest.mark.parametrize("dynamic", [False, True], ids=["static", "dynamic"])
+@pytest.mark.parametrize("name", SINGLE)
+def test_sums_of_a_column_read_its_copy_in_its_order(name: str, dynamic: bool) -> None:
+    """The copy has the row that the call reads, with the same elements and its dimension of length 1 in front."""
+    run = torch.compile(SINGLE[name], backend="kgen", fullgraph=True, dynamic=dynamic, options={"verify": True, "strict": True})
+    args = torch.randn(5, 3), torch.randn(5, 4)
+    tolerance = {"atol": 1e-2, "rtol": 1e-2} if name == "rounded" else {}
+    torch.testing.assert_close(run(*args), SINGLE[name](*args), **tolerance)
+
+
 def test_other_elements_are_another_copy() -> None:
     """The same sizes, and the same tensor in another order of its rows."""
 
