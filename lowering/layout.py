@@ -131,8 +131,8 @@ def _written(node: Node) -> set[int | str]:
 
 
 def _packed(sizes: Sizes, strides: Sizes) -> Sizes:
-    """Dense strides in the order of strides of which nobody knows whether they are: tracing writes some in terms of other sizes,
-    such as a number of all elements over the rest of a view's shape."""
+    """Dense strides in the order of some of which nobody knows whether they are: tracing writes strides in terms of others,
+    such as the number of all elements over the rest of a view's shape."""
     order = stride_order(strides, sizes)
     dense = ix.contiguous_strides(sizes[k] for k in order)
     return tuple(dense[order.index(k)] for k in range(len(sizes)))

@@ -70,8 +70,8 @@ FACTORS = (aten.mul.Tensor, aten.mul.Scalar, aten.div.Tensor, aten.div.Scalar)
 def recompute_scores(
     gm: GraphModule, is_worth_it: Callable[[torch.device, MatrixSizes], bool], as_eager: bool = False
 ) -> GraphModule:
-    """The joint graph, before it is split. `is_worth_it` is asked where there is a softmax to which this applies. Gradients read
-    weights in float32, but `as_eager` those that eager has saved."""
+    """The joint graph, before it is split. `is_worth_it` is asked where there is a softmax to which this applies. Gradients
+    read weights in float32, but `as_eager` those that eager has saved."""
     backward = of_tangents(gm)
     found = [made for node in gm.graph.nodes if (made := _attention_of(node, backward)) is not None]
     done = [one for one in found if is_worth_it(one.softmax.scores.meta["val"].device, _sizes_of(one))]
@@ -410,7 +410,7 @@ class _Rewrite(Calls):
             node.replace_all_uses_with(copy, delete_user_cb=lambda user: user in self.backward)
 
     def _is_widened(self, node: Node) -> bool:
-        """Whether a node is the softmax's weights in float32 as a gradient's formula makes them of those of 16 bits that forward
+        """Whether a node is the softmax's weights in float32, as a gradient's formula makes them of the 16 bits that forward
         has saved. What a program rounds and widens itself is read by forward as well."""
         value = node.meta["val"]
         if self.as_eager or value.dtype is not torch.float32 or not self.backward.issuperset(node.users):

@@ -250,10 +250,13 @@ def far_apart(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
     return (scores(q, k) * 2.0**30).softmax(-1) @ v
 
 
-@pytest.mark.parametrize(
-    ("f", "bounded"),
-    [(plain, False), (window, False), (softcap, False), (with_factors, False), (with_table, True), (gpt2, True), (far_apart, True)],
-)  # fmt: skip
+BOUNDED: list[tuple[Function, bool]] = [
+    (plain, False), (window, False), (softcap, False), (with_factors, False), (with_table, True), (gpt2, True),
+    (far_apart, True),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("f", "bounded"), BOUNDED)
 def test_weights_are_bounded_where_numbers_may_stand_for_infinity(f, bounded, split):
     more = [r(M, N)] if f in (with_table, with_factors) else []
     gradients(f, [*QKV, *more])

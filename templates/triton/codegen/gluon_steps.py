@@ -152,7 +152,7 @@ class StepHalves:
         return emitter.finish()
 
     def among(self, other: StepHalves, number: int) -> Shared | None:
-        """Which of the early parts that another step has of its element `number` is the function of this one, of one element."""
+        """Which early part, of those that another step has of its element `number`, is the function of this one."""
         mapping: dict[Atom, Expr] = {}
         for axis, theirs in zip(self._middle.axes, other._middle.axes, strict=True):
             own, place = self._middle.loops[axis], ix.position_in(other._middle.loops[theirs])

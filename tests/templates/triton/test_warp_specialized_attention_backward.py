@@ -153,6 +153,8 @@ def test_gradients_share_their_weights() -> None:
         launch = rendered(step, plan, "kernel", options).launch
         assert isinstance(launch, TritonKernel)
         assert exponentials(launch.source) == expected, function
+        [compiled] = triton.compile_kernels([launch], 90)
+        assert compiled.registers
 
 
 # ---- all in one launch --------------------------------------------------------------------------------------------------
