@@ -7,9 +7,12 @@ from typing import Any
 
 import torch
 
+from kgen.ir import index as ix
+from kgen.ir import ops
 from kgen.ir import values as vs
 from kgen.lowering.builder import Builder
 from kgen.lowering.fallback import Refused
+from kgen.lowering.few_terms import are_cheap, are_few, running
 from kgen.lowering.reduction import as_summand
 from kgen.lowering.tensor import Tensor
 
@@ -23,6 +26,8 @@ def summing(op: str) -> Callable[..., Tensor]:
             raise Refused("a running sum in bool")
         if x.rank == 0:
             return x
+        if b.on_gpu(x.device) and _are_few(x, dim % x.rank):
+            return _written_out(op, x, dim % x.rank)
         if x.dtype is torch.float32:  # as eager: a running sum of n floats would drift by n roundings
             total = b.scan(op, x.with_value(vs.cast(x.value, torch.float64), torch.float64), dim)[0]
             # stored as eager has it: a kernel that cannot take part in the scan would read twice the bytes
@@ -30,6 +35,20 @@ def summing(op: str) -> Callable[..., Tensor]:
         return b.scan(op, x, dim)[0]
 
     return rule
+
+
+def _are_few(x: Tensor, dim: int) -> bool:
+    """Whether a running sum has few terms, cheap ones, at many points: it drifts by no more roundings than those."""
+    others = tuple(size for k, size in enumerate(x.sizes) if k != dim)
+    return are_few(others, [x.axes[dim]]) and are_cheap([x.axes[dim]], x.value)
+
+
+def _written_out(op: str, x: Tensor, dim: int) -> Tensor:
+    """The running sum as arithmetic at each point of the result."""
+    loop, combine = x.axes[dim], ops.REDUCTIONS[op].combine
+    assert combine is not None
+    term = ix.var("r0", loop.extent)
+    return x.with_value(running(combine, term, loop.expr(), vs.substitute(x.value, {loop: term.expr()})))
 
 
 def extreme(op: str) -> Callable[..., tuple[Tensor, Tensor]]:
