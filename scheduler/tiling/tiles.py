@@ -45,9 +45,11 @@ MIN_TILE = 16
 LEAST_WASTE = 8
 # Streams of what is read that one run of what is stored may have.
 MOST_STREAMS = 64
-# Bytes that a thread moves at once, and threads of a program of a pointwise kernel.
+# Bytes that a thread moves at once, and threads of a program of a pointwise kernel; and the first compute capability of GPUs
+# that add so many bytes to memory at once, of such numbers.
 VECTOR = 16
 THREADS = 128
+VECTOR_UPDATES, ADDED_AS_VECTORS = 90, (torch.float32, torch.bfloat16, torch.float16)
 # Of a combo kernel: programs of THREADS that an SM runs side by side, how many rounds of them are enough to share the work
 # evenly, and the most points of a thread. Beyond, fewer programs with more points find their member less often.
 PROGRAMS_PER_SM = 12
@@ -426,7 +428,41 @@ def _pointwise_blocks(kernel: Kernel, graph: ir.Graph, sizes: Sizes, gpu: Gpu) -
         each = registers_of_a_point(kernel)
         while block > THREADS and each * block > MOST_REGISTERS * THREADS:
             block //= 2
-    return Blocks(x=block, warps=THREADS // 32)
+    return Blocks(x=_block_of_updates(kernel, graph, sizes, gpu, block), warps=THREADS // 32)
+
+
+def _block_of_updates(kernel: Kernel, graph: ir.Graph, sizes: Sizes, gpu: Gpu, block: int) -> int:
+    """Points of a program that updates memory: each thread has as many neighbours as one update takes. With more, threads
+    exchange addresses and values in shared memory before each update, and meet at four barriers."""
+    updates = [s for s in kernel.statements if s.kind == "scatter"]
+    if not updates or not kernel.outer:
+        return block
+    points = sizes.points(kernel.outer)
+    together = math.gcd(points, VECTOR) if points % block else VECTOR  # of what is masked
+    read = (load.attr for s in kernel.statements for load in vs.loads(s.roots))
+    widths = (_neighbours(kernel, offset, dtype, sizes) for _, (offset,), dtype in read)
+    width = min(_neighbours_of_update(kernel, s, graph, sizes, gpu) for s in updates)
+    return min(block, THREADS * width) if min(together, max(widths, default=1)) > width else block
+
+
+def _neighbours_of_update(kernel: Kernel, s: Statement, graph: ir.Graph, sizes: Sizes, gpu: Gpu) -> int:
+    """Elements that one update takes. Additions are vectors from Hopper on, of floats of up to 32 bits."""
+    assert s.target is not None
+    dtype = graph.buffers[s.target].dtype
+    vectors = s.op == "set" or (s.op == "add" and dtype in ADDED_AS_VECTORS and gpu.arch >= VECTOR_UPDATES)
+    return _neighbours(kernel, s.store[0], dtype, sizes) if vectors else 1
+
+
+def _neighbours(kernel: Kernel, offset: Expr, dtype: torch.dtype, sizes: Sizes) -> int:
+    """Elements that neighbouring points access as one vector."""
+    fast, width = kernel.outer[-1], VECTOR // dtype.itemsize
+    if stride_along(offset, fast, sizes) != 1:
+        return 1
+    whole = ix.free_atoms(offset - ix.position_in(kernel.outer)).isdisjoint(kernel.outer)
+    length = VECTOR if whole else sizes.of(fast.extent)
+    while width > 1 and (length % width or not _begins_at_vectors(kernel, offset, width, sizes)):
+        width //= 2
+    return width
 
 
 def _reads_between_vectors(kernel: Kernel, width: int, sizes: Sizes) -> bool:
