@@ -208,7 +208,8 @@ def _reduced(kernel: Kernel, graph: ir.Graph, sizes: Sizes, gpu: Gpu, reorder: b
         joined = grouped(kernel, v, touches, sizes)
         if joined is not None:
             return _grouped(*joined, sizes.of(v.extent), sizes, gpu, wide)
-    if reorder and _contiguous_across(kernel, touches, sizes):
+    slides = any(_slides(kernel, touch, sizes) for touch in touches)
+    if reorder and not slides and _contiguous_across(kernel, touches, sizes):
         kernel = rejoined(kernel, touches, sizes)
         touches = list(distinct_touches(kernel, graph, sizes))
     return _reduction(kernel, graph, touches, sizes, gpu, wide)
@@ -886,18 +887,27 @@ def _lone_warps(points: int) -> int:
 
 
 def _contiguous_across(kernel: Kernel, touches: list[Touch], sizes: Sizes) -> bool:
-    """Whether most bytes of the inner accesses are neighbours along the outer loops and not along the inner ones."""
+    """Whether most bytes of the inner accesses are neighbours along the outer loops and not along the inner ones. What is both
+    is read across: rows would begin between vectors."""
     if not kernel.outer:
         return False
     across = along = 0
     for touch in touches:
         if not touch.inner:
             continue
-        if any(stride_along(touch.offset, v, sizes) in ADJACENT for v in kernel.inner):
+        inside = any(stride_along(touch.offset, v, sizes) in ADJACENT for v in kernel.inner)
+        if inside and not _slides(kernel, touch, sizes):
             along += touch.distinct
-        elif stride_along(touch.offset, kernel.outer[-1], sizes) in ADJACENT:
+        elif inside or stride_along(touch.offset, kernel.outer[-1], sizes) in ADJACENT:
             across += touch.distinct
     return across > along
+
+
+def _slides(kernel: Kernel, touch: Touch, sizes: Sizes) -> bool:
+    """Whether an access is neighbours along an inner loop and along the last outer one, as windows are that begin at every
+    element."""
+    steps = [stride_along(touch.offset, v, sizes) for v in (*kernel.outer[-1:], *kernel.inner)]
+    return touch.inner and bool(kernel.outer) and steps[0] in ADJACENT and any(step in ADJACENT for step in steps[1:])
 
 
 # ---- index arithmetic -----------------------------------------------------------------------------------------------
