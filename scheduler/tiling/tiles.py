@@ -429,7 +429,19 @@ def _pointwise_blocks(kernel: Kernel, graph: ir.Graph, sizes: Sizes, gpu: Gpu) -
         each = registers_of_a_point(kernel)
         while block > THREADS and each * block > MOST_REGISTERS * THREADS:
             block //= 2
+    elif block > THREADS and _fills_registers(kernel, graph, block // THREADS):
+        block = THREADS
     return Blocks(x=_block_of_updates(kernel, graph, sizes, gpu, block), warps=THREADS // 32)
+
+
+def _fills_registers(kernel: Kernel, graph: ir.Graph, points: int) -> bool:
+    """Whether values of so many points leave an SM two programs, which wait for arithmetic: it takes longer than memory."""
+    if registers_of_a_point(kernel) * points <= MOST_OF_COLUMNS:
+        return False
+    roots = [root for s in kernel.statements for root in s.roots]
+    read = sum(dtype.itemsize for _, _, dtype in {load.attr for load in vs.loads(roots)})
+    stored = [o for s in kernel.statements for o, kept in zip(s.outs, s.stored, strict=True) if kept]
+    return vs.total_cost(roots) > OPERATIONS_OF_A_BYTE * (read + sum(graph.buffers[o].dtype.itemsize for o in stored))
 
 
 def _block_of_updates(kernel: Kernel, graph: ir.Graph, sizes: Sizes, gpu: Gpu, block: int) -> int:
