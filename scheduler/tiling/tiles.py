@@ -49,7 +49,7 @@ MOST_STREAMS = 64
 # that add so many bytes to memory at once, of such numbers.
 VECTOR = 16
 THREADS = 128
-VECTOR_UPDATES, ADDED_AS_VECTORS = 90, (torch.float32, torch.bfloat16, torch.float16)
+VECTOR_ATOMICS, ADDED_AS_VECTORS = 90, (torch.float32, torch.bfloat16, torch.float16)
 # Of a combo kernel: programs of THREADS that an SM runs side by side, how many rounds of them are enough to share the work
 # evenly, and the most points of a thread. Beyond, fewer programs with more points find their member less often.
 PROGRAMS_PER_SM = 12
@@ -431,7 +431,7 @@ def _pointwise_blocks(kernel: Kernel, graph: ir.Graph, sizes: Sizes, gpu: Gpu) -
             block //= 2
     elif block > THREADS and _fills_registers(kernel, graph, block // THREADS):
         block = THREADS
-    return Blocks(x=_block_of_updates(kernel, graph, sizes, gpu, block), warps=THREADS // 32)
+    return Blocks(x=_scattered_block(kernel, graph, sizes, gpu, block), warps=THREADS // 32)
 
 
 def _fills_registers(kernel: Kernel, graph: ir.Graph, points: int) -> bool:
@@ -444,29 +444,29 @@ def _fills_registers(kernel: Kernel, graph: ir.Graph, points: int) -> bool:
     return vs.total_cost(roots) > OPERATIONS_OF_A_BYTE * (read + sum(graph.buffers[o].dtype.itemsize for o in stored))
 
 
-def _block_of_updates(kernel: Kernel, graph: ir.Graph, sizes: Sizes, gpu: Gpu, block: int) -> int:
+def _scattered_block(kernel: Kernel, graph: ir.Graph, sizes: Sizes, gpu: Gpu, block: int) -> int:
     """Points of a program that updates memory: each thread has as many neighbours as one update takes. With more, threads
     exchange addresses and values in shared memory before each update, and meet at four barriers."""
-    updates = [s for s in kernel.statements if s.kind == "scatter"]
-    if not updates or not kernel.outer:
+    scatters = [s for s in kernel.statements if s.kind == "scatter"]
+    if not scatters or not kernel.outer:
         return block
     points = sizes.points(kernel.outer)
     together = math.gcd(points, VECTOR) if points % block else VECTOR  # of what is masked
     read = (load.attr for s in kernel.statements for load in vs.loads(s.roots))
-    widths = (_neighbours(kernel, offset, dtype, sizes) for _, (offset,), dtype in read)
-    width = min(_neighbours_of_update(kernel, s, graph, sizes, gpu) for s in updates)
+    widths = (_vector_width(kernel, offset, dtype, sizes) for _, (offset,), dtype in read)
+    width = min(_scatter_width(kernel, s, graph, sizes, gpu) for s in scatters)
     return min(block, THREADS * width) if min(together, max(widths, default=1)) > width else block
 
 
-def _neighbours_of_update(kernel: Kernel, s: Statement, graph: ir.Graph, sizes: Sizes, gpu: Gpu) -> int:
+def _scatter_width(kernel: Kernel, s: Statement, graph: ir.Graph, sizes: Sizes, gpu: Gpu) -> int:
     """Elements that one update takes. Additions are vectors from Hopper on, of floats of up to 32 bits."""
     assert s.target is not None
     dtype = graph.buffers[s.target].dtype
-    vectors = s.op == "set" or (s.op == "add" and dtype in ADDED_AS_VECTORS and gpu.arch >= VECTOR_UPDATES)
-    return _neighbours(kernel, s.store[0], dtype, sizes) if vectors else 1
+    vectors = s.op == "set" or (s.op == "add" and dtype in ADDED_AS_VECTORS and gpu.arch >= VECTOR_ATOMICS)
+    return _vector_width(kernel, s.store[0], dtype, sizes) if vectors else 1
 
 
-def _neighbours(kernel: Kernel, offset: Expr, dtype: torch.dtype, sizes: Sizes) -> int:
+def _vector_width(kernel: Kernel, offset: Expr, dtype: torch.dtype, sizes: Sizes) -> int:
     """Elements that neighbouring points access as one vector."""
     fast, width = kernel.outer[-1], VECTOR // dtype.itemsize
     if stride_along(offset, fast, sizes) != 1:

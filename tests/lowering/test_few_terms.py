@@ -109,8 +109,8 @@ def small_areas(x: Tensor) -> Tensor:
     return (x[:, None, :2] - x[None, :, 2:]).clamp(min=0).prod(-1).amax(1)
 
 
-def running_products(x: Tensor) -> Tensor:
-    """What the gradient of a product along a short axis is made of."""
+def running_cumprods(x: Tensor) -> Tensor:
+    """What the gradient of `prod` along a short axis is made of."""
     before = torch.cat([torch.ones_like(x[:, :1]), x[:, :-1]], 1)
     return before.cumprod(1) * before.flip(1).cumprod(1)
 
@@ -140,7 +140,7 @@ CASES: list[tuple[Callable[..., Tensor], list[tuple[int, ...]]]] = [
     (mean_of_models, [(130, 150), (130, 150)]),
     (columns_joined, [(130, 150), (130, 150)]),
     (small_areas, [(100, 4)]),
-    (running_products, [(1 << 14, 3)]),
+    (running_cumprods, [(1 << 14, 3)]),
     (running_sums, [(300, 4, 100)]),
 ]
 NAMES = [fn.__name__ for fn, _ in CASES]

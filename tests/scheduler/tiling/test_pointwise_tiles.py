@@ -110,11 +110,11 @@ def test_threads_have_as_many_neighbours_as_an_update_takes(columns: int, dtype:
     """Threads would exchange what eight neighbours of 16 bits add to float32."""
     x, at = torch.empty(1 << 16, columns, dtype=dtype), torch.empty(1 << 16, dtype=torch.int64)
     plan = planned(added, torch.empty(1 << 18, columns), at, x)
-    [tiling] = [choose_tiles(k, plan.graph, Sizes({}), Gpu(arch=arch)) for k in plan.kernels if updates(k)]
+    [tiling] = [choose_tiles(k, plan.graph, Sizes({}), Gpu(arch=arch)) for k in plan.kernels if scatters(k)]
     assert tiling.blocks.x == points * 32 * tiling.blocks.warps
 
 
-def updates(kernel: object) -> bool:
+def scatters(kernel: object) -> bool:
     return isinstance(kernel, Kernel) and any(s.kind == "scatter" for s in kernel.statements)
 
 
@@ -123,5 +123,5 @@ def test_elements_at_computed_places_are_updated_side_by_side(columns: int, poin
     """A thread of neighbours that are loaded as a vector would exchange them. Of a length of no vectors there are none."""
     x, at = torch.empty(513, columns), torch.empty(513, columns, dtype=torch.int64)
     plan = planned(added_along, torch.empty(513, 1 << 12), at, x)
-    [tiling] = [choose_tiles(k, plan.graph, Sizes({}), Gpu()) for k in plan.kernels if updates(k)]
+    [tiling] = [choose_tiles(k, plan.graph, Sizes({}), Gpu()) for k in plan.kernels if scatters(k)]
     assert tiling.blocks.x == points * 32 * tiling.blocks.warps
