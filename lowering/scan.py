@@ -16,6 +16,9 @@ from kgen.lowering.few_terms import are_cheap, are_few, running
 from kgen.lowering.reduction import as_summand
 from kgen.lowering.tensor import Tensor
 
+# Terms of a running sum that are written out, at most.
+MOST_RUNNING = 2
+
 
 def summing(op: str) -> Callable[..., Tensor]:
     """cumsum and cumprod: integers add up in int64."""
@@ -38,9 +41,10 @@ def summing(op: str) -> Callable[..., Tensor]:
 
 
 def _are_few(x: Tensor, dim: int) -> bool:
-    """Whether a running sum has few terms, cheap ones, at many points: it drifts by no more roundings than those."""
+    """Whether a running sum has two cheap terms, at many points: it is rounded as one in float64. The choice among more terms
+    fills registers where loops are written out: three weights of a particle at eight corners took 255 of a thread."""
     others = tuple(size for k, size in enumerate(x.sizes) if k != dim)
-    return are_few(others, [x.axes[dim]]) and are_cheap([x.axes[dim]], x.value)
+    return are_few(others, [x.axes[dim]], most=MOST_RUNNING) and are_cheap([x.axes[dim]], x.value)
 
 
 def _written_out(op: str, x: Tensor, dim: int) -> Tensor:
