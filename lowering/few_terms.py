@@ -7,6 +7,8 @@ import functools
 import itertools
 from collections.abc import Callable, Sequence
 
+import torch
+
 from kgen.ir import index as ix
 from kgen.ir import nodes as ir
 from kgen.ir import values as vs
@@ -67,6 +69,16 @@ def combined(op: str, loops: Sequence[Var], term: Value) -> Value:
 
     points = itertools.product(*(range(v.extent.as_int() or 0) for v in loops))
     return functools.reduce(lambda a, b: vs.call(op, a, b), map(at, points))
+
+
+def running(op: str, loop: Var, axis: Expr, term: Value) -> Value:
+    """The terms up to a place on their axis, combined one after the other: a choice among as many results as terms."""
+    terms = [vs.substitute(term, {loop: ix.constant(k)}) for k in range(loop.extent.as_int() or 0)]
+    found = list(itertools.accumulate(terms, lambda a, b: vs.call(op, a, b)))
+    made = found.pop()
+    while found:
+        made = vs.where(vs.call("lt", vs.index_value(axis), vs.const(len(found), torch.int64)), found.pop(), made)
+    return made
 
 
 def written_out(

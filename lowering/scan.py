@@ -7,11 +7,17 @@ from typing import Any
 
 import torch
 
+from kgen.ir import index as ix
+from kgen.ir import ops
 from kgen.ir import values as vs
 from kgen.lowering.builder import Builder
 from kgen.lowering.fallback import Refused
+from kgen.lowering.few_terms import are_cheap, are_few, running
 from kgen.lowering.reduction import as_summand
 from kgen.lowering.tensor import Tensor
+
+# Terms of a running sum that are written out, at most.
+MOST_RUNNING = 2
 
 
 def summing(op: str) -> Callable[..., Tensor]:
@@ -23,6 +29,8 @@ def summing(op: str) -> Callable[..., Tensor]:
             raise Refused("a running sum in bool")
         if x.rank == 0:
             return x
+        if b.on_gpu(x.device) and _are_few(x, dim % x.rank):
+            return _written_out(op, x, dim % x.rank)
         if x.dtype is torch.float32:  # as eager: a running sum of n floats would drift by n roundings
             total = b.scan(op, x.with_value(vs.cast(x.value, torch.float64), torch.float64), dim)[0]
             # stored as eager has it: a kernel that cannot take part in the scan would read twice the bytes
@@ -30,6 +38,21 @@ def summing(op: str) -> Callable[..., Tensor]:
         return b.scan(op, x, dim)[0]
 
     return rule
+
+
+def _are_few(x: Tensor, dim: int) -> bool:
+    """Whether a running sum has two cheap terms, at many points: it is rounded as one in float64. The choice among more terms
+    fills registers where loops are written out: three weights of a particle at eight corners took 255 of a thread."""
+    others = tuple(size for k, size in enumerate(x.sizes) if k != dim)
+    return are_few(others, [x.axes[dim]], most=MOST_RUNNING) and are_cheap([x.axes[dim]], x.value)
+
+
+def _written_out(op: str, x: Tensor, dim: int) -> Tensor:
+    """The running sum as arithmetic at each point of the result."""
+    loop, combine = x.axes[dim], ops.REDUCTIONS[op].combine
+    assert combine is not None
+    term = ix.var("r0", loop.extent)
+    return x.with_value(running(combine, term, loop.expr(), vs.substitute(x.value, {loop: term.expr()})))
 
 
 def extreme(op: str) -> Callable[..., tuple[Tensor, Tensor]]:

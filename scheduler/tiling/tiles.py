@@ -45,9 +45,11 @@ MIN_TILE = 16
 LEAST_WASTE = 8
 # Streams of what is read that one run of what is stored may have.
 MOST_STREAMS = 64
-# Bytes that a thread moves at once, and threads of a program of a pointwise kernel.
+# Bytes that a thread moves at once, and threads of a program of a pointwise kernel; and the first compute capability of GPUs
+# that add so many bytes to memory at once, of such numbers.
 VECTOR = 16
 THREADS = 128
+VECTOR_ATOMICS, ADDED_AS_VECTORS = 90, (torch.float32, torch.bfloat16, torch.float16)
 # Of a combo kernel: programs of THREADS that an SM runs side by side, how many rounds of them are enough to share the work
 # evenly, and the most points of a thread. Beyond, fewer programs with more points find their member less often.
 PROGRAMS_PER_SM = 12
@@ -206,7 +208,8 @@ def _reduced(kernel: Kernel, graph: ir.Graph, sizes: Sizes, gpu: Gpu, reorder: b
         joined = grouped(kernel, v, touches, sizes)
         if joined is not None:
             return _grouped(*joined, sizes.of(v.extent), sizes, gpu, wide)
-    if reorder and _contiguous_across(kernel, touches, sizes):
+    slides = any(_slides(kernel, touch, sizes) for touch in touches)
+    if reorder and not slides and _contiguous_across(kernel, touches, sizes):
         kernel = rejoined(kernel, touches, sizes)
         touches = list(distinct_touches(kernel, graph, sizes))
     return _reduction(kernel, graph, touches, sizes, gpu, wide)
@@ -426,7 +429,53 @@ def _pointwise_blocks(kernel: Kernel, graph: ir.Graph, sizes: Sizes, gpu: Gpu) -
         each = registers_of_a_point(kernel)
         while block > THREADS and each * block > MOST_REGISTERS * THREADS:
             block //= 2
-    return Blocks(x=block, warps=THREADS // 32)
+    elif block > THREADS and _fills_registers(kernel, graph, block // THREADS):
+        block = THREADS
+    return Blocks(x=_scattered_block(kernel, graph, sizes, gpu, block), warps=THREADS // 32)
+
+
+def _fills_registers(kernel: Kernel, graph: ir.Graph, points: int) -> bool:
+    """Whether values of so many points leave an SM two programs, which wait for arithmetic: it takes longer than memory."""
+    if registers_of_a_point(kernel) * points <= MOST_OF_COLUMNS:
+        return False
+    roots = [root for s in kernel.statements for root in s.roots]
+    read = sum(dtype.itemsize for _, _, dtype in {load.attr for load in vs.loads(roots)})
+    stored = [o for s in kernel.statements for o, kept in zip(s.outs, s.stored, strict=True) if kept]
+    return vs.total_cost(roots) > OPERATIONS_OF_A_BYTE * (read + sum(graph.buffers[o].dtype.itemsize for o in stored))
+
+
+def _scattered_block(kernel: Kernel, graph: ir.Graph, sizes: Sizes, gpu: Gpu, block: int) -> int:
+    """Points of a program that updates memory: each thread has as many neighbours as one update takes. With more, threads
+    exchange addresses and values in shared memory before each update, and meet at four barriers."""
+    scatters = [s for s in kernel.statements if s.kind == "scatter"]
+    if not scatters or not kernel.outer:
+        return block
+    points = sizes.points(kernel.outer)
+    together = math.gcd(points, VECTOR) if points % block else VECTOR  # of what is masked
+    read = (load.attr for s in kernel.statements for load in vs.loads(s.roots))
+    widths = (_vector_width(kernel, offset, dtype, sizes) for _, (offset,), dtype in read)
+    width = min(_scatter_width(kernel, s, graph, sizes, gpu) for s in scatters)
+    return min(block, THREADS * width) if min(together, max(widths, default=1)) > width else block
+
+
+def _scatter_width(kernel: Kernel, s: Statement, graph: ir.Graph, sizes: Sizes, gpu: Gpu) -> int:
+    """Elements that one update takes. Additions are vectors from Hopper on, of floats of up to 32 bits."""
+    assert s.target is not None
+    dtype = graph.buffers[s.target].dtype
+    vectors = s.op == "set" or (s.op == "add" and dtype in ADDED_AS_VECTORS and gpu.arch >= VECTOR_ATOMICS)
+    return _vector_width(kernel, s.store[0], dtype, sizes) if vectors else 1
+
+
+def _vector_width(kernel: Kernel, offset: Expr, dtype: torch.dtype, sizes: Sizes) -> int:
+    """Elements that neighbouring points access as one vector."""
+    fast, width = kernel.outer[-1], VECTOR // dtype.itemsize
+    if stride_along(offset, fast, sizes) != 1:
+        return 1
+    whole = ix.free_atoms(offset - ix.position_in(kernel.outer)).isdisjoint(kernel.outer)
+    length = VECTOR if whole else sizes.of(fast.extent)
+    while width > 1 and (length % width or not _begins_at_vectors(kernel, offset, width, sizes)):
+        width //= 2
+    return width
 
 
 def _reads_between_vectors(kernel: Kernel, width: int, sizes: Sizes) -> bool:
@@ -850,18 +899,27 @@ def _lone_warps(points: int) -> int:
 
 
 def _contiguous_across(kernel: Kernel, touches: list[Touch], sizes: Sizes) -> bool:
-    """Whether most bytes of the inner accesses are neighbours along the outer loops and not along the inner ones."""
+    """Whether most bytes of the inner accesses are neighbours along the outer loops and not along the inner ones. What is both
+    is read across: rows would begin between vectors."""
     if not kernel.outer:
         return False
     across = along = 0
     for touch in touches:
         if not touch.inner:
             continue
-        if any(stride_along(touch.offset, v, sizes) in ADJACENT for v in kernel.inner):
+        inside = any(stride_along(touch.offset, v, sizes) in ADJACENT for v in kernel.inner)
+        if inside and not _slides(kernel, touch, sizes):
             along += touch.distinct
-        elif stride_along(touch.offset, kernel.outer[-1], sizes) in ADJACENT:
+        elif inside or stride_along(touch.offset, kernel.outer[-1], sizes) in ADJACENT:
             across += touch.distinct
     return across > along
+
+
+def _slides(kernel: Kernel, touch: Touch, sizes: Sizes) -> bool:
+    """Whether an access is neighbours along an inner loop and along the last outer one, as windows are that begin at every
+    element."""
+    steps = [stride_along(touch.offset, v, sizes) for v in (*kernel.outer[-1:], *kernel.inner)]
+    return touch.inner and bool(kernel.outer) and steps[0] in ADJACENT and any(step in ADJACENT for step in steps[1:])
 
 
 # ---- index arithmetic -----------------------------------------------------------------------------------------------

@@ -11,7 +11,7 @@ What reads the sums stays with the second kernel, so that only the walk over the
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 
 from kgen.device import Gpu
@@ -25,14 +25,15 @@ from kgen.scheduler.analysis.memory import has_hidden_effects, reads, root, writ
 from kgen.scheduler.fusion.combo_kernels import forbids
 from kgen.scheduler.protocol import Forming, Transform
 from kgen.scheduler.tiling.loops import stride_along
-from kgen.scheduler.tiling.tiles import persistent, shares
+from kgen.scheduler.tiling.tiles import persistent, power_of_two, shares
 from kgen.verdict import FusionDemand, Outcome, Reason, Verdict
 
 # Rows are at least and at most so long, and a program has so many bytes of accumulators at most: beyond, registers spill. At
-# 16,384 columns one sum spills 30 registers of a thread, for a second walk over rows of 96 KB saved.
+# 16,384 columns one sum spills 30 registers of a thread, for a second walk over rows of 96 KB saved. A GPU's program keeps what
+# it reads of columns besides, such as weights, in half of an SM's registers: one sum and two such vectors spill 54.
 MIN_COLUMNS = 32
 MAX_COLUMNS = {"triton": 16384, "cpp": 8192}
-MAX_REGISTER_BYTES = 65536
+MAX_REGISTER_BYTES, MAX_VECTOR_BYTES = 65536, 131072
 # On a CPU: bytes of rows for each share, counted as numbers of 32 bits; how many shares there are at least (what is smaller
 # stays in the cache), and at most.
 SHARE_BYTES, MIN_SHARES, MAX_SHARES = 1 << 18, 16, 256
@@ -237,6 +238,8 @@ class _Carrier:
             return Reason.LAYOUT_CONFLICT
         if length > MAX_COLUMNS[rows.target] or length * sum(s.value.dtype.itemsize for s in accumulators) > MAX_REGISTER_BYTES:
             return Reason.TOO_LARGE
+        if rows.target == "triton" and _column_bytes(rows, moved.roots, accumulators, length) > MAX_VECTOR_BYTES:
+            return Reason.TOO_LARGE
         return Reason.NO_SAVING if moved.saved <= 0 else None
 
     def _earlier(self, where: int, at: int, walked: set[str]) -> Reason | None:
@@ -361,6 +364,14 @@ def _in_registers(rows: Kernel) -> set[Element]:
     """The elements that a program has in registers at each point: those that it reads, and those that it makes."""
     found = {load.attr[:2] for s in rows.statements for load in vs.loads([s.value])}
     return found | {(o, s.store) for s in rows.statements if s.kind != "column" for o in s.outs}
+
+
+def _column_bytes(rows: Kernel, roots: Iterable[Value], accumulators: Sequence[Statement], length: int) -> int:
+    """What a program keeps of columns from row to row: what it reads of them alone, and what it adds up."""
+    loads = vs.loads([*(root for s in rows.statements for root in s.roots), *roots])
+    read = {load.attr[:2]: load.dtype.itemsize for load in loads if not _uses(load.attr[1], rows.outer)}
+    columns = [size for (_, index), size in read.items() if _uses(index, rows.inner)]
+    return power_of_two(length) * sum([*columns, *(s.value.dtype.itemsize for s in accumulators)])
 
 
 def _uses(index: Iterable[Expr], loops: tuple[Var, ...]) -> bool:

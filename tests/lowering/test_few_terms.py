@@ -1,4 +1,5 @@
-"""Sums of one term, and of two to four at many points, are arithmetic: neither library calls nor kernels of rows."""
+"""Sums of one term, and of two to four at many points, are arithmetic: neither library calls nor kernels of rows. So are
+running sums of two."""
 
 from __future__ import annotations
 
@@ -108,6 +109,17 @@ def small_areas(x: Tensor) -> Tensor:
     return (x[:, None, :2] - x[None, :, 2:]).clamp(min=0).prod(-1).amax(1)
 
 
+def running_cumprods(x: Tensor) -> Tensor:
+    """What the gradient of `prod` along a short axis is made of."""
+    before = torch.cat([torch.ones_like(x[:, :1]), x[:, :-1]], 1)
+    return before.cumprod(1) * before.flip(1).cumprod(1)
+
+
+def running_sums(x: Tensor) -> Tensor:
+    """Along an axis that is not the last one."""
+    return (x * 2 + 1).cumsum(1).sin()
+
+
 CASES: list[tuple[Callable[..., Tensor], list[tuple[int, ...]]]] = [
     (layer, [(300, 3), (3, 100)]),
     (outer, [(64, 20), (64, 21)]),
@@ -128,6 +140,8 @@ CASES: list[tuple[Callable[..., Tensor], list[tuple[int, ...]]]] = [
     (mean_of_models, [(130, 150), (130, 150)]),
     (columns_joined, [(130, 150), (130, 150)]),
     (small_areas, [(100, 4)]),
+    (running_cumprods, [(1 << 14, 2)]),
+    (running_sums, [(300, 2, 100)]),
 ]
 NAMES = [fn.__name__ for fn, _ in CASES]
 
@@ -149,6 +163,12 @@ def test_values(fn: Callable[..., Tensor], shapes: list[tuple[int, ...]], dtype:
     got = run(fn, *args) if device == "interpreter" else run(*args)
     assert got.dtype == fn(*args).dtype
     assert error(got, fn(*(a.double() for a in args))) < (1e-6 if dtype == torch.float32 else 1e-2)
+
+
+@pytest.mark.parametrize(("length", "rows", "dear"), [(2, 100, False), (2, 1 << 14, True), (3, 1 << 14, False)])
+def test_few_or_dear_running_sums_stay_a_scan(length: int, rows: int, dear: bool) -> None:
+    plan = planned(lambda x: (x.erfinv() if dear else x).cumsum(1), torch.empty(rows, length))
+    assert any(s.kind == "scan" for kernel in plan.kernels for s in kernel.statements)
 
 
 def test_few_results_stay_a_matmul() -> None:

@@ -454,3 +454,17 @@ def test_long_rows_are_not_stored_across_their_own(length: int, kernels: int) ->
     found = plans(turned, torch.empty(4, 512, length, dtype=torch.bfloat16), options=Options(gpu_everywhere=True))
     assert found.kernels == kernels, [str(v) for v in found.forward.verdicts]
     assert any(v.reason is Reason.LAYOUT_CONFLICT for v in found.forward.verdicts) == (kernels > 1)
+
+
+def weighted(grad: Tensor, y: Tensor, weight: Tensor, bias: Tensor) -> tuple[Tensor, Tensor]:
+    made = y * weight + bias
+    dx = made * (grad - (grad * made).sum(-1, keepdim=True))
+    return dx, dx.sum(0)
+
+
+@pytest.mark.parametrize(("columns", "carried"), [(8000, 1), (12000, 0)])
+def test_long_rows_with_vectors_of_columns_carry_no_sums(columns: int, carried: int) -> None:
+    """Of 64 registers of a thread a weight, a bias and a sum would take 48."""
+    plan = plan_of(weighted, r(600, columns), r(600, columns), r(columns), r(columns))
+    assert len(carriers(plan)) == carried
+    assert carried or Reason.TOO_LARGE in reasons(plan, Outcome.UNPROFITABLE)

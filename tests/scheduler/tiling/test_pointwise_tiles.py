@@ -91,3 +91,37 @@ def test_planes_of_heavy_points_are_smaller() -> None:
     blocks = tiling.blocks
     assert tiling.y
     assert blocks.x * blocks.y <= 8 * 32 * blocks.warps
+
+
+def added(table: Tensor, at: Tensor, x: Tensor) -> Tensor:
+    return table.index_add(0, at, x.float())
+
+
+def added_along(table: Tensor, at: Tensor, x: Tensor) -> Tensor:
+    return table.scatter_add(1, at, x)
+
+
+@pytest.mark.parametrize(
+    ("columns", "dtype", "arch", "points"),
+    [(64, torch.bfloat16, 90, 4), (64, torch.float32, 90, 4), (63, torch.bfloat16, 90, 1), (64, torch.bfloat16, 80, 1)],
+    ids=["narrow", "wide", "between", "ampere"],
+)
+def test_threads_have_as_many_neighbours_as_an_update_takes(columns: int, dtype: torch.dtype, arch: int, points: int) -> None:
+    """Threads would exchange what eight neighbours of 16 bits add to float32."""
+    x, at = torch.empty(1 << 16, columns, dtype=dtype), torch.empty(1 << 16, dtype=torch.int64)
+    plan = planned(added, torch.empty(1 << 18, columns), at, x)
+    [tiling] = [choose_tiles(k, plan.graph, Sizes({}), Gpu(arch=arch)) for k in plan.kernels if scatters(k)]
+    assert tiling.blocks.x == points * 32 * tiling.blocks.warps
+
+
+def scatters(kernel: object) -> bool:
+    return isinstance(kernel, Kernel) and any(s.kind == "scatter" for s in kernel.statements)
+
+
+@pytest.mark.parametrize(("columns", "points"), [(4096, 1), (4095, 4)], ids=["vectors", "numbers"])
+def test_elements_at_computed_places_are_updated_side_by_side(columns: int, points: int) -> None:
+    """A thread of neighbours that are loaded as a vector would exchange them. Of a length of no vectors there are none."""
+    x, at = torch.empty(513, columns), torch.empty(513, columns, dtype=torch.int64)
+    plan = planned(added_along, torch.empty(513, 1 << 12), at, x)
+    [tiling] = [choose_tiles(k, plan.graph, Sizes({}), Gpu()) for k in plan.kernels if scatters(k)]
+    assert tiling.blocks.x == points * 32 * tiling.blocks.warps

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import pytest
 import torch
 import torch.nn.functional as F
@@ -108,3 +110,20 @@ def test_rows_with_many_values_leave_room_for_another_program() -> None:
     plan = planned(mixed, x.half(), x, x.bool(), x.int(), x.bfloat16())
     [tiling] = [tiling for tiling in reductions(plan) if tiling.kernel.share is not None]
     assert points_of_a_thread(tiling) <= 8
+
+
+def many_values(number: int) -> Callable[[Tensor], Tensor]:
+    def joined(x: Tensor) -> Tensor:
+        values = [torch.sin(x + k) for k in range(number)]
+        total = sum(values[1:], values[0])
+        return sum([value * total for value in values[1:]], values[0] * total)
+
+    return joined
+
+
+@pytest.mark.parametrize(("number", "points"), [(50, 1), (20, 4)])
+def test_a_thread_has_one_point_of_much_arithmetic_that_fills_its_registers(number: int, points: int) -> None:
+    """With 255 registers a thread, an SM holds two programs of four warps."""
+    [kernel] = (plan := planned(many_values(number), torch.empty(1 << 22))).kernels
+    assert isinstance(kernel, Kernel)
+    assert points_of_a_thread(choose_tiles(kernel, plan.graph, Sizes({}), Gpu())) == points

@@ -154,3 +154,17 @@ def test_rows_of_arithmetic_leave_an_sm_warps() -> None:
     assert tiling.blocks.x * tiling.blocks.r == 16 * 32 * tiling.blocks.warps
     [tiling] = tilings(planned(lambda x: x.softmax(1), torch.randn(80_000, 18)))
     assert tiling.blocks.x * tiling.blocks.r == 32 * 32 * tiling.blocks.warps
+
+
+def difference(x: Tensor) -> Tensor:
+    """Squared distances of each frame to the windows that begin at its elements."""
+    delayed = x[..., 1:].unfold(-1, 256, 1)
+    frames = x.unfold(-1, 256, 256)[:, : delayed.shape[1] // 256]
+    return (frames[:, :, None] - delayed[:, : frames.shape[1] * 256].unflatten(1, (-1, 256))).square().sum(-1)
+
+
+def test_windows_are_reduced_across() -> None:
+    """Rows of windows begin between vectors, and neighbouring ones read neighbours."""
+    [tiling] = tilings(planned(difference, torch.empty(8, 80000)))
+    assert tiling.blocks.x > tiling.blocks.r
+    assert [v.extent.as_int() for v in tiling.x][-1] == 256
