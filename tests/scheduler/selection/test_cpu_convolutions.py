@@ -104,3 +104,12 @@ def test_gradients_of_depthwise_filters_are_a_templates(channels: int, side: int
     templates, _ = taken(gradients, *args, cpu=cpu)
     assert templates
     assert set(templates) == {"cpp_conv_direct"}
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_narrow_depthwise_convolutions_along_one_dimension_are_a_templates(dtype: torch.dtype, cpu: Device) -> None:
+    def causal(x: Tensor, w: Tensor) -> Tensor:
+        return F.conv1d(x, w, padding=3, groups=x.shape[1])
+
+    args = (torch.empty(1, 1536, 128, dtype=dtype), torch.empty(1536, 1, 4, dtype=dtype))
+    assert taken(causal, *args, cpu=cpu) == ((["cpp_conv_contiguous"], 0) if dtype is torch.bfloat16 else ([], 1))
