@@ -61,8 +61,8 @@ def of_matrices(problem: Problem) -> str | None:
 def of_matrices_on_cpus(problem: Problem) -> str | None:
     """The same on a CPU, whose library is good at few channels as well: a stem of three took 8.5 times its time. Where there
     are few positions, it brings more filters into its order than it multiplies images: 3x3 convolutions of 256 channels and
-    more, and their gradients, take .31 to 1.0 of its time there (docs/decisions/0029-prices-of-cpu-convolutions.md). Patches may
-    be computed, as by a norm, and matrices may stand one behind the other, as of a concatenation: .79 to 1.03, and .49."""
+    more, and their gradients, take .31 to 1.0 of its time there (docs/decisions/0029-prices-of-cpu-convolutions.md). Patches
+    may be computed, as by a norm, and matrices may stand one behind the other, as of a concatenation: .79 to 1.03, and .49."""
     return _unknown_window(
         problem,
         lambda one: (

@@ -125,8 +125,8 @@ class ConvolutionOfRows(_Direct):
         return _seconds(problem, "w")
 
     def uncalibrated(self, problem: Problem) -> str | None:
-        """Depthwise convolutions of 3 by 3 taps take .5 to .9 of the library's time, causal ones of bfloat16 with 4 taps along one
-        dimension .82 to .84, and their gradients .6 (float32: .95 to 1.05)."""
+        """Depthwise convolutions of 3 by 3 taps take .5 to .9 of the library's time. Causal ones of bfloat16 with 4 taps along
+        one dimension take .82 to .84, and their gradients .6 (float32: .95 to 1.05)."""
         if _is_along_one(problem):
             return None
         return OTHERS if problem.size("w") < FEWEST_POSITIONS else _of_depthwise(problem, "w", (3,))
