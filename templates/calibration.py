@@ -25,8 +25,9 @@ from kgen.templates.problem import Input, Problem
 
 # Bytes of a load of the matrix units' operands, and the most channels of a window that were measured.
 LOAD, FEW_CHANNELS = 16, 4
-# Positions of a CPU's convolutions at most, and elements of their filters at least.
-FEW_POSITIONS, MANY_FILTERS = 196, 500_000
+# Positions of a CPU's convolutions at most, those in float32 where its library is a guest, and elements of their filters at
+# least.
+FEW_POSITIONS, FEW_POSITIONS_OF_GUESTS, MANY_FILTERS = 196, 256, 500_000
 # Terms of the sums in a tile of full rows, at most.
 LONGEST_SUM = 16_384
 # Operations on float32 numbers below which a launch more takes longer than multiplying them at a tenth of the library's rate.
@@ -60,8 +61,17 @@ def of_matrices(problem: Problem) -> str | None:
 def of_matrices_on_cpus(problem: Problem) -> str | None:
     """The same on a CPU, whose library is good at few channels as well: a stem of three took 8.5 times its time. Where there
     are few positions, it brings more filters into its order than it multiplies images: 3x3 convolutions of 256 channels and
-    more, and their gradients, take .31 to 1.0 of its time there (docs/decisions/0029-prices-of-cpu-convolutions.md)."""
-    return _unknown_window(problem, lambda one: _is_read_once(problem, one) or _has_few_positions(problem, one))
+    more, and their gradients, take .31 to 1.0 of its time there (docs/decisions/0029-prices-of-cpu-convolutions.md). Patches
+    may be computed, as by a norm, and matrices may stand one behind the other, as of a concatenation: .79 to 1.03, and .49."""
+    return _unknown_window(
+        problem,
+        lambda one: (
+            _is_read_once(problem, one)
+            or _is_computed_once(problem, one)
+            or _has_few_positions(problem, one)
+            or problem.joins_matrices(one)
+        ),
+    )
 
 
 def of_half_on_hopper(problem: Problem) -> str | None:
@@ -142,13 +152,23 @@ def _is_read_once(problem: Problem, one: Input) -> bool:
     return problem.bytes_of_operand(one.name) <= problem.sizes.bytes(buffer)
 
 
+def _is_computed_once(problem: Problem, one: Input) -> bool:
+    """The same of an operand that is computed from elements of a buffer, and from numbers that many of them share."""
+    loads = vs.loads([one.value])
+    if one.load is not None or any(load.args for load in loads):
+        return False
+    read = max((problem.sizes.bytes(problem.graph.buffers[load.attr[0]]) for load in loads), default=0)
+    return problem.bytes_of_operand(one.name) <= read
+
+
 def _has_few_positions(problem: Problem, one: Input) -> bool:
     """Whether a window of images, or of their gradient, has few positions to what filters, or their gradient, have elements."""
     if problem.windowed_call is None or problem.size("b") != 1:
         return False
     positions = problem.size("m" if "m" in one.axes else "k")
     filters = problem.size("n") * problem.size("k" if "m" in one.axes else "m")
-    return positions <= FEW_POSITIONS and filters >= MANY_FILTERS
+    guest = problem.device.library < 1 and problem.main_dtype.itemsize >= torch.float32.itemsize
+    return positions <= (FEW_POSITIONS_OF_GUESTS if guest else FEW_POSITIONS) and filters >= MANY_FILTERS
 
 
 def _has_few_channels(problem: Problem, one: Input) -> bool:

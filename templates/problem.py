@@ -537,6 +537,19 @@ class Problem:
                 return True
         return False
 
+    def joins_matrices(self, one: Input) -> bool:
+        """Whether an operand is matrices in memory, one behind the other along an axis, as of a concatenation: bounds on that
+        axis' one loop say which of them has an element."""
+        loops = [one.loops[axis] for axis in one.axes if axis not in self.template.implements.batch]
+        for load in vs.loads([one.value]):
+            index = load.attr[1][0]
+            bounded = {v for bound in load.args for v in bound.variables()}
+            if len(bounded) > 1 or any(len(own) > 1 and (not bounded.isdisjoint(own) or _jumps(index, own)) for own in loops):
+                return False
+            if self._overlaps(index, [v for own in loops for v in own if v not in bounded]):
+                return False
+        return True
+
     def _overlaps(self, index: Expr, loops: Iterable[Var]) -> bool:
         """Whether loops with steps of their own come to one place several times, as positions and taps do."""
         steps = [(ix.stride_of(index, v), v) for v in loops if v.extent != 1]

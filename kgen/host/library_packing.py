@@ -5,12 +5,15 @@ The library reorders plain weights at each call. After everything else, as `oper
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 
+from kgen.ir import index as ix
 from kgen.ir import nodes as ir
+from kgen.ir.index import Expr
 from kgen.ir.plan import Call, LibraryPacking, Schedule
 from kgen.verdict import Outcome, Reason, Verdict
 
@@ -59,9 +62,10 @@ def _as_library_call(node: ir.Extern) -> ir.Extern | None:
 
 
 def _may_pack(call: ir.Extern, form: _Form, graph: ir.Graph, frozen: set[str]) -> bool:
-    """Whether the weight is a whole frozen tensor, and images have their channels last: with packed weights results have."""
+    """Whether the weight is a whole frozen tensor, and images have their channels last: with packed weights results have. The
+    image may be a view, as of rows that a norm of channels made."""
     image, weight = call.args[0], call.args[form.weight]
-    tensors = [image, weight, *(a for a in call.args[1 : form.weight] if isinstance(a, ir.TensorArg))]
+    tensors = [weight, *(a for a in call.args[1 : form.weight] if isinstance(a, ir.TensorArg))]
     if not all(isinstance(one, ir.TensorArg) and _is_whole(one, graph) for one in tensors) or weight.buffer not in frozen:
         return False
     if not ir.is_row(graph, call.args[form.weight + 1]):
@@ -70,23 +74,40 @@ def _may_pack(call: ir.Extern, form: _Form, graph: ir.Graph, frozen: set[str]) -
     narrow = kind is torch.bfloat16 and torch.ops.mkldnn._is_mkldnn_bf16_supported()
     if out is None or not (kind is torch.float32 or narrow):
         return False
-    return _is_last(graph.buffers[image.buffer]) and _is_last(graph.buffers[out])
+    result = graph.buffers[out]
+    return _is_image(image, weight.dtype, graph) and _is_last(result.sizes, result.strides)
 
 
 def _is_whole(arg: ir.TensorArg, graph: ir.Graph) -> bool:
     buffer = graph.buffers[arg.buffer]
-    same = tuple(v.extent for v in arg.vars) == buffer.sizes and arg.dtype is buffer.dtype and buffer.device.type == "cpu"
+    same = _sizes(arg) == buffer.sizes and arg.dtype is buffer.dtype and buffer.device.type == "cpu"
     return same and all(e is v.expr() for e, v in zip(arg.index, arg.vars, strict=True))
 
 
-def _is_last(buffer: ir.Buffer) -> bool:
+def _is_image(arg: Any, dtype: torch.dtype, graph: ir.Graph) -> bool:
+    """Whether an argument is a tensor of a type in the CPU's memory, of which channels are the innermost dimension."""
+    if not isinstance(arg, ir.TensorArg):
+        return False
+    buffer = graph.buffers[arg.buffer]
+    if not arg.dtype is buffer.dtype is dtype or buffer.device.type != "cpu" or buffer.strides is None:
+        return False
+    linear = ix.linearize(arg.index, buffer.strides)
+    return _is_last(_sizes(arg), [ix.stride_of(linear, v) for v in arg.vars])
+
+
+def _sizes(arg: ir.TensorArg) -> tuple[Expr, ...]:
+    return tuple(v.extent for v in arg.vars)
+
+
+def _is_last(extents: Sequence[Expr], strides: Sequence[Expr | None] | None) -> bool:
     """Whether channels are the innermost dimension, and not the only one."""
-    order, sizes = _LAST.get(len(buffer.sizes)), [e.as_int() for e in buffer.sizes]
-    if order is None or buffer.strides is None or any(n is None or n == 0 for n in sizes) or sizes[1] == 1:
+    order, sizes = _LAST.get(len(extents)), [e.as_int() for e in extents]
+    if order is None or strides is None or any(n is None or n == 0 for n in sizes) or sizes[1] == 1:
         return False
     span = 1
     for dim in reversed(order):
-        if sizes[dim] != 1 and buffer.strides[dim].as_int() != span:
+        step = strides[dim]
+        if sizes[dim] != 1 and (step is None or step.as_int() != span):
             return False
         span *= sizes[dim] or 0
     return span != sizes[0] * sizes[1]  # type: ignore[operator]
@@ -95,7 +116,7 @@ def _is_last(buffer: ir.Buffer) -> bool:
 def _packed(call: ir.Extern, form: _Form, plan: Schedule, found: dict[tuple[Any, ...], str]) -> ir.Extern:
     image, weight = call.args[0], call.args[form.weight]
     padding, stride, dilation, groups = call.args[form.numbers : form.numbers + 4]
-    sizes = tuple(e.as_int() for e in plan.graph.buffers[image.buffer].sizes)
+    sizes = tuple(e.as_int() for e in _sizes(image))
     numbers = (padding, stride, dilation, groups, sizes)
     key = (weight.buffer, numbers)
     if key not in found:

@@ -12,6 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from kgen.ir.plan import Kernel
+from tests.kernels import plans
 from tests.matmuls import compiled, error
 from tests.scheduler.selection.test_safe_choices import planned
 
@@ -174,6 +175,12 @@ def test_few_or_dear_running_sums_stay_a_scan(length: int, rows: int, dear: bool
 def test_few_results_stay_a_matmul() -> None:
     [step] = planned(lambda x, w: x @ w, torch.empty(8, 3), torch.empty(3, 8)).steps
     assert not isinstance(step, Kernel) or step.contracts
+
+
+def test_a_matmul_of_one_term_is_arithmetic_on_a_cpu_too() -> None:
+    """The gradient of a linear layer that has seen one row."""
+    plan = plans(lambda g, x: (g.t() @ x, g.sum(0)), torch.empty(1, 300), torch.empty(1, 200)).forward
+    assert all(isinstance(step, Kernel) and not step.contracts for step in plan.steps)
 
 
 def test_channels_side_by_side_are_arithmetic_too() -> None:

@@ -62,8 +62,7 @@ def seconds(problem: Problem, config: Config) -> float:
         return _of_frozen_filters(problem, config)
     if problem.windowed_call is not None and not few:
         reading["A"] /= IMAGES_PACK_RATE if _of_windows(problem) else IN_ORDER_PACK_RATE
-        each = IMAGES_RESULT + IMAGES_EPILOGUE * vs.total_cost([root for s in problem.epilogue for root in s.roots])
-        compute += each * _results(problem) / problem.device.compute_units
+        compute += _of_results(problem)
     compute += sum(problem.bytes_read(one.operand) for one in problem.operand_reductions) / problem.device.bandwidth * SUMMING
     writing = problem.epilogue_bytes / problem.device.bandwidth
     if few:
@@ -78,6 +77,15 @@ def seconds(problem: Problem, config: Config) -> float:
     if _dots(problem):
         reading["B"] *= READ_MEANWHILE
     return START + writing + compute + sum(reading.values())
+
+
+def _of_results(problem: Problem) -> float:
+    """The time for a convolution's results and their epilogue. Those of matrices take what a matmul's do, and a separate kernel
+    computes as much of the library's results, unless the library does both in one call."""
+    if not _of_windows(problem) and not problem.has_fused_call:
+        return 0.0
+    each = IMAGES_RESULT + IMAGES_EPILOGUE * vs.total_cost([root for s in problem.epilogue for root in s.roots])
+    return each * _results(problem) / problem.device.compute_units
 
 
 def _of_frozen_filters(problem: Problem, config: Config) -> float:
@@ -120,7 +128,8 @@ def _of_windows(problem: Problem) -> bool:
     if problem.windowed_call is None:
         return False
     measured = problem.device.library < 1 and problem.main_dtype.itemsize == torch.float32.itemsize
-    return not measured or any(problem.reads_window(one) for one in problem.inputs.values())
+    windows = (one for one in problem.inputs.values() if problem.reads_window(one))
+    return not measured or not all(map(problem.joins_matrices, windows))
 
 
 def _dots(problem: Problem) -> bool:

@@ -264,6 +264,28 @@ def test_images_with_channels_first_have_plain_weights() -> None:
     assert not graph.plan.library_packings
 
 
+class Normed(nn.Module):
+    """A norm of channels, whose results are rows that the convolution takes for an image; `cut` leaves out a column of it."""
+
+    def __init__(self, cut: bool) -> None:
+        super().__init__()
+        self.norm, self.conv, self.cut = nn.LayerNorm(8).requires_grad_(False), nn.Conv2d(8, 8, 3, padding=1, groups=8), cut
+        self.conv.requires_grad_(False)
+
+    def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        rows = self.norm(x)
+        image = rows.permute(0, 3, 1, 2)
+        return self.conv(image[..., 1:] if self.cut else image), rows
+
+
+@pytest.mark.cpu
+@pytest.mark.parametrize("cut", [False, True])
+def test_an_image_that_is_a_view_with_channels_last_has_packed_weights(cut: bool) -> None:
+    """The norm's rows are a result in their own order, so the image is a view of them, and one with gaps where it is cut."""
+    graph, _ = frozen(Normed(cut), torch.randn(1, 9, 9, 8), layouts="off", templates=False)
+    assert len(graph.plan.library_packings) == (0 if cut else 1)
+
+
 @pytest.mark.cpu
 @pytest.mark.parametrize("activation", [torch.sigmoid, F.silu])
 def test_a_bias_with_steps_between_its_numbers_is_no_argument_of_the_one_call(activation: Callable[[Tensor], Tensor]) -> None:

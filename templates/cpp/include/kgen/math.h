@@ -250,7 +250,44 @@ KGEN_FN R tanh_register(R x) {
 }
 
 #if KGEN_X86
-// erf(n 17/32 + r) = sum of table[k][n] r^k for |r| <= 17/64: see tools/fit_erf.py.
+// erf(n Width + r) = sum of table[k][n] r^k for |r| <= Width / 2: see tools/fit_erf.py. A permutation of AVX-512 selects from
+// sixteen centres, one of AVX2 from eight.
+#if KGEN_AVX512
+inline constexpr float erf_width = 17.0f / 64.0f;
+alignas(64) inline constexpr float erf_table[6][16] = {
+    {0.000000000e+00f, 2.928232339e-01f, 5.475284371e-01f, 7.402369806e-01f, 8.670582712e-01f, 9.396533572e-01f,
+     9.757977233e-01f, 9.914502890e-01f, 9.973459703e-01f, 9.992773910e-01f, 9.998276967e-01f, 9.999640621e-01f,
+     9.999934498e-01f, 9.999989576e-01f, 9.999998552e-01f, 9.999999825e-01f},
+    {1.128379163e+00f, 1.051508284e+00f, 8.509139062e-01f, 5.979623287e-01f, 3.649028933e-01f, 1.933731035e-01f,
+     8.898772534e-02f, 3.556144699e-02f, 1.234082029e-02f, 3.718980734e-03f, 9.732381913e-04f, 2.211717723e-04f,
+     4.364712395e-05f, 7.479920762e-06f, 1.113150443e-06f, 1.438554505e-07f},
+    {0.000000000e+00f, -2.792995417e-01f, -4.520395495e-01f, -4.764976054e-01f, -3.877111670e-01f, -2.568275431e-01f,
+     -1.418269406e-01f, -6.612288773e-02f, -2.622393119e-02f, -8.890148724e-03f, -2.584796553e-03f, -6.460647578e-04f,
+     -1.390638647e-04f, -2.581153289e-05f, -4.135405507e-06f, -5.723703598e-07f},
+    {-3.761217102e-01f, -3.010395645e-01f, -1.235389904e-01f, 5.381719604e-02f, 1.529909500e-01f, 1.629381831e-01f,
+     1.210266667e-01f, 7.011088778e-02f, 3.303773362e-02f, 1.292984156e-02f, 4.253362040e-03f, 1.185006601e-03f,
+     2.810541257e-04f, 5.695460803e-05f, 9.888094769e-06f, 1.473793973e-06f},
+    {0.000000000e+00f, 1.319722650e-01f, 1.822166174e-01f, 1.368418686e-01f, 4.823861591e-02f, -2.200446340e-02f,
+     -4.875141134e-02f, -4.301584397e-02f, -2.640829553e-02f, -1.257332281e-02f, -4.842928104e-03f, -1.541802998e-03f,
+     -4.108565787e-04f, -9.239129742e-05f, -1.763161487e-05f, -2.867076208e-06f},
+    {1.121298065e-01f, 7.577857980e-02f, -1.725961223e-03f, -5.943869878e-02f, -6.594930929e-02f, -3.687014874e-02f,
+     -5.121039481e-03f, 1.091733374e-02f, 1.244587314e-02f, 8.071180737e-03f, 3.828644578e-03f, 1.428831748e-03f,
+     4.334212531e-04f, 1.087966717e-04f, 2.285199229e-05f, 4.046486237e-06f},
+};
+
+// table[n], where n is the low four bits of each lane.
+template <class R>
+KGEN_FN R look_up(const float (&table)[16], int_register<R> n) {
+  if constexpr (sizeof(R) == 64) {
+    return _mm512_permutexvar_ps((__m512i)n, _mm512_load_ps(table));
+  } else {
+    const __m256 low = _mm256_load_ps(table), high = _mm256_load_ps(table + 8);
+    if constexpr (sizeof(R) == 32) return _mm256_permutex2var_ps(low, (__m256i)n, high);
+    else return _mm256_castps256_ps128(_mm256_permutex2var_ps(low, _mm256_castsi128_si256((__m128i)n), high));
+  }
+}
+#else
+inline constexpr float erf_width = 17.0f / 32.0f;
 alignas(32) inline constexpr float erf_table[8][8] = {
     {0.000000000e+00f, 5.475284436e-01f, 8.670582705e-01f, 9.757977208e-01f,
      9.973459704e-01f, 9.998276970e-01f, 9.999934499e-01f, 9.999998552e-01f},
@@ -274,26 +311,23 @@ alignas(32) inline constexpr float erf_table[8][8] = {
 template <class R>
 KGEN_FN R look_up(const float (&table)[8], int_register<R> n) {
   const __m256 entries = _mm256_load_ps(table);
-#if KGEN_AVX512
-  if constexpr (sizeof(R) == 64) return _mm512_permutexvar_ps((__m512i)n, _mm512_broadcast_f32x8(entries));
-#endif
   if constexpr (sizeof(R) == 32) return _mm256_permutevar8x32_ps(entries, (__m256i)n);
-  if constexpr (sizeof(R) == 16) {
-    return _mm256_castps256_ps128(_mm256_permutevar8x32_ps(entries, _mm256_castsi128_si256((__m128i)n)));
-  }
+  else return _mm256_castps256_ps128(_mm256_permutevar8x32_ps(entries, _mm256_castsi128_si256((__m128i)n)));
 }
+#endif
 
-// A polynomial around the nearest of eight centres, whose coefficients are permutations of a register each: no exponential, no
-// division. The last one reaches 1 where erf does. Error below 2.5 ulp (0.7 where erf is above 0.5).
+// A polynomial around the nearest centre, whose coefficients are permutations of a register each: no exponential, no division.
+// The last one reaches 1 where erf does. Error below 2.5 ulp (1 where erf is above 0.5).
 template <class R>
 KGEN_FN R erf_register(R x) {
+  constexpr int powers = sizeof(erf_table) / sizeof(erf_table[0]);
   const R size = min_or_second(lit<R>(3.98f), size_of(x));  // NaN passes
   const R magic = lit<R>(12582912.0f);  // 1.5 * 2^23: adding it leaves the nearest integer in the low bits
-  const R shifted = mul_add(size, lit<R>(32.0f / 17.0f), magic);
-  const R r = mul_add(shifted - magic, lit<R>(-17.0f / 32.0f), size);
+  const R shifted = mul_add(size, lit<R>(1.0f / erf_width), magic);
+  const R r = mul_add(shifted - magic, lit<R>(-erf_width), size);
   const auto n = (int_register<R>)shifted;
-  R result = look_up<R>(erf_table[7], n);
-  KGEN_UNROLL for (int k = 6; k >= 0; --k) result = mul_add(result, r, look_up<R>(erf_table[k], n));
+  R result = look_up<R>(erf_table[powers - 1], n);
+  KGEN_UNROLL for (int k = powers - 2; k >= 0; --k) result = mul_add(result, r, look_up<R>(erf_table[k], n));
   return with_sign_of(result, x);
 }
 #else

@@ -88,6 +88,26 @@ struct FormatOf<bfloat16> {
   }
 };
 
+#if KGEN_AVX512 && defined(__AVX512BF16__)
+// The instruction rounds as `narrow` does, but flushes subnormal numbers and keeps the sign and bits of a NaN. Registers with one
+// of these are converted without it.
+template <int N>
+KGEN_FN Register<uint16_t, N> bfloat16_codes(Register<float, N> x) {
+  constexpr int special = 0x01 | 0x20 | 0x80;  // a quiet NaN, a subnormal number, a signalling NaN
+  if constexpr (N == 16) {
+    if (__builtin_expect(_mm512_fpclass_ps_mask((__m512)x, special) != 0, 0)) {
+      return (Register<uint16_t, N>)_mm512_cvtepi32_epi16((__m512i)FormatOf<bfloat16>::narrow(x));
+    }
+    return (Register<uint16_t, N>)_mm512_cvtneps_pbh((__m512)x);
+  } else {
+    if (__builtin_expect(_mm256_fpclass_ps_mask((__m256)x, special) != 0, 0)) {
+      return (Register<uint16_t, N>)_mm256_cvtepi32_epi16((__m256i)FormatOf<bfloat16>::narrow(x));
+    }
+    return (Register<uint16_t, N>)_mm256_cvtneps_pbh((__m256)x);
+  }
+}
+#endif
+
 // Storage bits <-> compute values, for any storage type.
 template <class T, class X>
 KGEN_FN value_t<compute_t<T>, lanes_of<X>> decode(X stored) {
@@ -129,6 +149,13 @@ KGEN_FN value_t<stored_t<T>, lanes_of<X>> encode(X value) {
       else
 #endif
         return (Register<uint16_t, N>)_mm256_cvtps_ph(x, nearest);
+    });
+#endif
+#if KGEN_AVX512 && defined(__AVX512BF16__)
+  } else if constexpr (std::is_same_v<T, bfloat16> && L >= 8) {
+    constexpr int N = Vec<float, L>::W;
+    return from_subvectors<uint16_t, L, N>([&](auto part) KGEN_INLINE {
+      return bfloat16_codes<N>(subvector<N, part.value>(value));
     });
 #endif
   } else {
