@@ -50,6 +50,9 @@ MOST_STREAMS = 64
 VECTOR = 16
 THREADS = 128
 VECTOR_ATOMICS, ADDED_AS_VECTORS = 90, (torch.float32, torch.bfloat16, torch.float16)
+# Bytes of windows for each that is a neighbour along inner loops alone, from which on both are read across. Bilateral filters
+# took 1951 us, and not 484, where there were as many (H200, 2026-11-29, bench.untuned).
+CROSSED = 2
 # Of a combo kernel: programs of THREADS that an SM runs side by side, how many rounds of them are enough to share the work
 # evenly, and the most points of a thread. Beyond, fewer programs with more points find their member less often.
 PROGRAMS_PER_SM = 12
@@ -905,7 +908,7 @@ def _lone_warps(points: int) -> int:
 
 def _contiguous_across(kernel: Kernel, touches: list[Touch], sizes: Sizes) -> bool:
     """Whether most bytes of the inner accesses are neighbours along the outer loops and not along the inner ones. Windows are
-    both. They are read across, for rows would begin between vectors, unless something else is along the inner loops alone."""
+    both. They are read across, for rows would begin between vectors, unless much else is along the inner loops alone."""
     if not kernel.outer:
         return False
     across = along = windows = 0
@@ -919,7 +922,7 @@ def _contiguous_across(kernel: Kernel, touches: list[Touch], sizes: Sizes) -> bo
             windows += touch.distinct
         elif stride_along(touch.offset, kernel.outer[-1], sizes) in ADJACENT:
             across += touch.distinct
-    return across > along + windows if along else across + windows > 0
+    return across + windows > along if windows > CROSSED * along else across > along + windows
 
 
 def _slides(kernel: Kernel, touch: Touch, sizes: Sizes) -> bool:
