@@ -63,7 +63,10 @@ def write_to(b: Builder, fresh: Tensor, change: Write) -> Tensor:
 
 
 def write_in_place(b: Builder, base: Tensor, change: Write) -> Tensor | None:
-    """The change as a scatter into the storage of `base`, or None when that storage must keep its contents."""
+    """The change as a scatter into the storage of `base`, or None when that storage must keep its contents. A change of no
+    elements makes no new version: the write of an empty view into its tensor would not find that it was changed in place."""
+    if any(size == ix.ZERO for size in change.sizes):
+        return base
     name = _writable(b, base, b.current.meta.get(INPLACE))
     if name is None:
         return None
