@@ -311,6 +311,8 @@ class _Written:
             for region in self._regions(node, regions):
                 if not _is_dense(example(region.base)):
                     raise Refused(f"{region.base.name} has elements that share memory")
+                if region in self.body.inputs and _storage(example(self.body.inputs[region])) != _storage(example(region.base)):
+                    raise Refused(f"a copy of {region.base.name} would be written: iterations run backwards")
                 for other in regions.touched:
                     if self._may_meet(region, other):
                         raise Refused(f"iterations write parts of {region.base.name} that other iterations need")
