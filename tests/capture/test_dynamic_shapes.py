@@ -218,7 +218,7 @@ def test_gpt_at_nine_sizes_compiles_twice() -> None:
 
 @pytest.mark.cpu
 def test_scores_of_vectors_of_any_length() -> None:
-    """The sizes of scores are numbers, the length of what they are made of is not: to compare both would guard on the answer."""
+    """The sizes of scores are numbers, the length of what makes them is not: to compare both would guard on the answer."""
 
     def f(x: Tensor, w: Tensor) -> Tensor:
         return (x @ w).softmax(-1)
