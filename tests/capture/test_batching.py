@@ -204,6 +204,23 @@ def test_more_batches(f: Callable[..., Any], batches: int) -> None:
     assert same(f, *tensors((N, N))).batches == batches
 
 
+def test_columns_of_a_fresh_tensor_with_gradients() -> None:
+    """Each column is a view. Torch refuses writes into views that it made before their tensor had a gradient."""
+
+    def f(b: Tensor) -> Tensor:
+        out = b.new_zeros(N, 2)
+        for i in range(N):
+            out[i, 0] = b[i, 0] * 2
+            out[i, 1] = b[i, 1] + b[i, 0]
+        return out
+
+    gradients = []
+    for run in (f, torch.compile(f, backend="kgen", fullgraph=True, options={"cache": False, "fallback": "all"})):
+        b = torch.arange(float(N * N)).reshape(N, N).requires_grad_()
+        gradients += torch.autograd.grad(run(b).pow(2).sum(), b)
+    torch.testing.assert_close(*gradients)
+
+
 @pytest.mark.every(3)
 @pytest.mark.parametrize("f", [*BATCHES, halves, joined, loop_in_loop, carried_inside], ids=lambda f: f.__name__)
 def test_gradients(f: Callable[..., Any]) -> None:
