@@ -387,8 +387,8 @@ def _keeps_gradients(target: Any) -> bool:
 
 def _was_differentiable(node: Node) -> bool:
     """Whether a tensor had a gradient when it was made. Example values are those of the end."""
-    name = getattr(node.target, "__name__", str(node.target))
-    if name == "detach" or name.startswith("new_") or name.endswith("_like"):
+    called = getattr(node.target, "__name__", str(node.target))
+    if called == "detach" or called.startswith("new_") or called.endswith("_like"):
         return False
     return any(one.requires_grad for source in node.all_input_nodes for one in tensors_of(example(source)))
 
