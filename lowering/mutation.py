@@ -16,7 +16,7 @@ import torch
 from torch.fx import Node
 from torch.utils._pytree import tree_leaves, tree_map_only
 
-from kgen.capture.operators import operator_name
+from kgen.capture.operators import operator_name, owner_of
 from kgen.ir import index as ix
 from kgen.ir import nodes as ir
 from kgen.ir import ops
@@ -63,7 +63,10 @@ def write_to(b: Builder, fresh: Tensor, change: Write) -> Tensor:
 
 
 def write_in_place(b: Builder, base: Tensor, change: Write) -> Tensor | None:
-    """The change as a scatter into the storage of `base`, or None when that storage must keep its contents."""
+    """The change as a scatter into the storage of `base`, or None when that storage must keep its contents. A change of no
+    elements makes no new version: the write of an empty view into its tensor would not find that it was changed in place."""
+    if any(size == ix.ZERO for size in change.sizes):
+        return base
     name = _writable(b, base, b.current.meta.get(INPLACE))
     if name is None:
         return None
@@ -281,10 +284,17 @@ def _base(b: Builder, base: Tensor, node: Node | None = None) -> Tensor:
 def base_in_place(b: Builder, base: Tensor, node: Node | None) -> Tensor | None:
     """The tensor itself where the reinplace stage found that an operator may write to it; its other readers are settled."""
     name = _writable(b, base, b.current.meta.get(INPLACE_BASES, {}).get(node))
-    if name is None:
+    if name is None or _has_clone(b, name, node):
         return None
     _settle_readers(b, name)
     return at_newest(b, base)
+
+
+def _has_clone(b: Builder, name: str, base: Node | None) -> bool:
+    """Whether the operator takes a clone of its base as well: clones are lazy, so that it would read what it writes."""
+    others = [b.env.get(one) for one in b.current.all_input_nodes if owner_of(one) is not owner_of(base)]
+    read = [plain_load(one) for one in others if isinstance(one, Tensor)]
+    return any(one is not None and root_of(b, one) == root_of(b, name) for one in read)
 
 
 def _view_of(b: Builder, base: Tensor, node: Node, name: str, kwargs: dict[str, Any]) -> Tensor:

@@ -63,6 +63,7 @@ def batched_body(writer: Writer, repeat: Repeat, results: Sequence[int]) -> list
     written.check_independent(regions)
     if body.differentiable:
         _check_gradients(traced)
+        written.check_leaves(regions)
     return _copied(writer, traced, list(body.inputs.values()))
 
 
@@ -311,9 +312,20 @@ class _Written:
             for region in self._regions(node, regions):
                 if not _is_dense(example(region.base)):
                     raise Refused(f"{region.base.name} has elements that share memory")
+                if region in self.body.inputs and _storage(example(self.body.inputs[region])) != _storage(example(region.base)):
+                    raise Refused(f"a copy of {region.base.name} would be written: iterations run backwards")
                 for other in regions.touched:
                     if self._may_meet(region, other):
                         raise Refused(f"iterations write parts of {region.base.name} that other iterations need")
+
+    def check_leaves(self, regions: Regions) -> None:
+        """No two views are written of a tensor that has no gradient yet: torch writes into none that it made before the tensor
+        got one. Raises Refused."""
+        written = list(dict.fromkeys(region for node in self.nodes for region in self._regions(node, regions)))
+        fresh = [region.base for region in written if not _was_differentiable(region.base)]
+        for base in fresh:
+            if fresh.count(base) > 1 and example(base).is_floating_point():
+                raise Refused(f"parts of {base.name} are written, which may get a gradient in between")
 
     def _regions(self, node: Node, regions: Regions) -> list[Region]:
         """What is written outside of the loop by way of a traced node."""
@@ -371,6 +383,14 @@ def _keeps_gradients(target: Any) -> bool:
     if target is operator.getitem:  # one of several results
         return True
     return target in KEEP_GRADIENTS or target.is_view or torch.Tag.core in target.tags or torch.Tag.pointwise in target.tags
+
+
+def _was_differentiable(node: Node) -> bool:
+    """Whether a tensor had a gradient when it was made. Example values are those of the end."""
+    called = getattr(node.target, "__name__", str(node.target))
+    if called == "detach" or called.startswith("new_") or called.endswith("_like"):
+        return False
+    return any(one.requires_grad for source in node.all_input_nodes for one in tensors_of(example(source)))
 
 
 # ---- the result --------------------------------------------------------------------------------------------------------

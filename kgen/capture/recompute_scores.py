@@ -193,7 +193,7 @@ def _followed(softmax: Softmax, backward: set[Node]) -> Attention | None:
         for user in node.users:
             if user in backward or user in after or user in contractions:
                 continue
-            if _is_contraction(user):
+            if _is_contraction(user) and _is_static(user):
                 contractions[user] = None
             elif _is_elementwise(user) and (_elements(user) >= _elements(node) or columns_of(user) is not None):
                 after[user] = None
@@ -212,7 +212,7 @@ def _is_contraction(node: Node) -> bool:
 
 def grows(node: Node) -> bool:
     """Whether a contraction makes more than it reads."""
-    return _is_contraction(node) and all(_elements(node) > _elements(one) for one in node.all_input_nodes)
+    return _is_contraction(node) and all(_is_static(one) and _elements(node) > _elements(one) for one in node.all_input_nodes)
 
 
 def _is_elementwise(node: Node) -> bool:
@@ -224,8 +224,8 @@ def _is_elementwise(node: Node) -> bool:
 
 
 def _elements(node: Node) -> int:
-    value = node.meta.get("val")
-    return math.prod(value.shape) if isinstance(value, torch.Tensor) else 0
+    """How many elements a tensor has; 0 where its sizes are symbols: to compare those would guard the graph on the answer."""
+    return math.prod(node.meta["val"].shape) if _is_static(node) else 0
 
 
 def _matrix(scores: Node) -> int:

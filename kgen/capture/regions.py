@@ -80,8 +80,11 @@ def is_view_step(step: Step) -> bool:
 
 
 def runs_backwards(repeat: Repeat) -> bool:
-    """Whether iterations go through tensors from the end more often than from the start. Raises Refused."""
-    spans = [region.access.spans[d] for region in Regions(repeat).touched for d in region.access.moving]
+    """Whether iterations go through tensors from the end more often than from the start. Raises Refused. What they assign to
+    decides where there is such: of the rest a batch may have a copy."""
+    regions = Regions(repeat)
+    written = [region for at, region in regions.of.items() if repeat.steps[at].nodes[0].target is operator.setitem]
+    spans = [region.access.spans[d] for region in written or regions.touched for d in region.access.moving]
     return sum(1 if span.advance > 0 else -1 for span in spans) < 0
 
 

@@ -150,6 +150,13 @@ def backwards(b: Tensor) -> None:
         b[i] = b[i].cumsum(0)
 
 
+def written_backwards(b: Tensor) -> Tensor:
+    out = b.new_zeros(N, N)
+    for i in range(N):
+        out[-1 - i] = b[i] * 2
+    return out
+
+
 def methods(b: Tensor) -> None:
     for i in range(N):
         b.select(0, i).relu_()
@@ -182,7 +189,7 @@ def negative(b: Tensor) -> None:
 
 BATCHES = [
     rows, columns, tiles, parted_tiles, windows, strided, from_the_other_half, channel_swap, elimination, diagonal, in_place,
-    backwards, methods, matmuls, enumerated, negative, several_results,
+    backwards, written_backwards, methods, matmuls, enumerated, negative, several_results,
 ]  # fmt: skip
 
 
@@ -195,6 +202,23 @@ def test_one_batch(f: Callable[..., Any]) -> None:
 @pytest.mark.parametrize(("f", "batches"), [(halves, 2), (joined, 2), (loop_in_loop, N + 1), (carried_inside, 1)])
 def test_more_batches(f: Callable[..., Any], batches: int) -> None:
     assert same(f, *tensors((N, N))).batches == batches
+
+
+def test_columns_of_a_fresh_tensor_with_gradients() -> None:
+    """Each column is a view. Torch refuses writes into views that it made before their tensor had a gradient."""
+
+    def f(b: Tensor) -> Tensor:
+        out = b.new_zeros(N, 2)
+        for i in range(N):
+            out[i, 0] = b[i, 0] * 2
+            out[i, 1] = b[i, 1] + b[i, 0]
+        return out
+
+    gradients = []
+    for run in (f, torch.compile(f, backend="kgen", fullgraph=True, options={"cache": False, "fallback": "all"})):
+        b = torch.arange(float(N * N)).reshape(N, N).requires_grad_()
+        gradients += torch.autograd.grad(run(b).pow(2).sum(), b)
+    torch.testing.assert_close(*gradients)
 
 
 @pytest.mark.every(3)
@@ -257,6 +281,22 @@ def overlapping(b: Tensor) -> None:
         b[i : i + 2].mul_(2)
 
 
+def written_in_both_directions(b: Tensor) -> Tensor:
+    out = b.new_zeros(2 * N, N)
+    for i in range(N):
+        out[i] = b[i]
+        out[-1 - i] = b[i] * 2
+    return out
+
+
+def written_backwards_and_joined(b: Tensor) -> Tensor:
+    out, made = b.new_zeros(N, N), []
+    for i in range(N):
+        out[-1 - i] = b[i]
+        made.append(b[i] * 2)
+    return torch.stack(made) + out
+
+
 def rows_and_columns(b: Tensor) -> None:
     for i in range(N):
         b[i] += 1
@@ -286,7 +326,7 @@ def single_values(b: Tensor) -> list[Tensor]:
     "f",
     [
         carried, reversed_in_place, all_of_it, by_another_view, one_place, overlapping, rows_and_columns, broadcast,
-        accumulated, single_values,
+        accumulated, single_values, written_in_both_directions, written_backwards_and_joined,
     ],
     ids=lambda f: f.__name__,
 )  # fmt: skip

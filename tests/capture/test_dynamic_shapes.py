@@ -216,6 +216,21 @@ def test_gpt_at_nine_sizes_compiles_twice() -> None:
     assert stats["stats"]["unique_graphs"] == 2
 
 
+@pytest.mark.cpu
+def test_scores_of_vectors_of_any_length() -> None:
+    """The sizes of scores are numbers, the length of what makes them is not: to compare both would guard on the answer."""
+
+    def f(x: Tensor, w: Tensor) -> Tensor:
+        return (x @ w).softmax(-1)
+
+    stats.clear()
+    run = torch.compile(f, backend=kgen_backend, dynamic=None, options={"cache": False})
+    for n in (3, 4, 8, 17, 64):
+        x, w = (torch.randn(*shape, requires_grad=True) for shape in ((6, n), (n, 9)))
+        assert_same(torch.autograd.grad(run(x, w).pow(2).sum(), (x, w)), torch.autograd.grad(f(x, w).pow(2).sum(), (x, w)))
+    assert stats["stats"]["unique_graphs"] == 2
+
+
 # ---- numbers computed from sizes ---------------------------------------------------------------------------------------
 
 

@@ -1,4 +1,4 @@
-"""Custom operators that write to their arguments: sizes that only their results define, and lists of tensors."""
+"""Custom operators that write to their arguments: sizes that only their results define, lists of tensors, and clones."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ import pytest
 import torch
 import torch._inductor.config
 from torch import Tensor
+from torch._higher_order_ops.while_loop import while_loop
 
 pytestmark = pytest.mark.cpu
 
@@ -30,6 +31,13 @@ def _(counter: Tensor) -> Tensor:
 def scale_all(parts: list[Tensor], by: float) -> None:
     for part in parts:
         part.mul_(by)
+
+
+@torch.library.custom_op("kgen_mutable_operators::add_above", mutates_args=("x",))
+def add_above(x: Tensor, rows: Tensor) -> None:
+    """Row by row, so that `rows` must not be `x`."""
+    for i in range(len(x) - 1):
+        x[i + 1] += rows[i]
 
 
 @pytest.fixture(autouse=True, params=[True, False], ids=["bases", "arguments"])
@@ -65,3 +73,26 @@ def test_a_mutable_operator_writes_a_list() -> None:
         return y + x
 
     check(function, torch.arange(6.0).reshape(2, 3))
+
+
+def test_a_clone_of_what_is_written_is_no_alias() -> None:
+    """A clone is lazy: it is the memory that it is made of, which the operator would write while it reads it."""
+
+    def function(x: Tensor) -> Tensor:
+        y = x @ x
+        add_above(y, y.t().clone().t())
+        add_above(y[1:], y[:-1].clone())
+        return y
+
+    check(function, torch.arange(9.0).reshape(3, 3))
+
+
+def test_a_body_that_writes_one_operand_and_reads_its_clone() -> None:
+    def body(i: Tensor, y: Tensor, rows: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        return i + 1, y.index_copy(0, (i + 1)[None], rows.index_select(0, i[None]) + 1), rows.clone()
+
+    def function(x: Tensor) -> tuple[Tensor, ...]:
+        y = x @ x
+        return while_loop(lambda i, *_: i < 2, body, (torch.tensor(0), y, y.clone()))
+
+    check(function, torch.arange(9.0).reshape(3, 3))
