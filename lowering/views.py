@@ -260,7 +260,7 @@ def as_strided(
     if any(s == 0 for s in map(ix.as_expr, size)):
         return reindex(base, size, lambda *_: [ix.ZERO] * base.rank)
     reach = ix.linearize([ix.as_expr(s) - 1 for s in size], stride, start - offset)
-    inside = ix.known_less(reach, base.numel()) and (start - offset).bounds()[0] >= 0
+    inside = (start - offset).bounds()[0] >= 0 and b.symbols.ensure_nonnegative([base.numel() - 1 - reach])
     if inside and dense(base.sizes, strides):
         return reindex(base, size, lambda *j: storage_index(linear(j), base.sizes, strides))
     if base.value.op != "load" or b.graph.buffers[base.value.attr[0]].kind != "input":

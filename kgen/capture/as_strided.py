@@ -1,6 +1,7 @@
 """Views by strides written as slices, which say of which elements they are whatever the strides.
 
-Functionalization writes ``x.chunk(2, 1)`` as calls of `aten.as_strided`, and these hold only while `x` stays where it is.
+Functionalization writes ``x.chunk(2, 1)`` as calls of `aten.as_strided`, and these hold only while `x` stays where it is. Other
+views by strides are of the tensor that owns the storage, and of no view of it, for which nobody keeps the strides.
 """
 
 from __future__ import annotations
@@ -23,6 +24,9 @@ def replace_as_strided(gm: GraphModule) -> GraphModule:
         found = _slice(node) if node.target is aten.as_strided.default else None
         if found is not None:
             copied.target, copied.args = aten.slice.Tensor, (copied.args[0], *found)
+        elif node.target is aten.as_strided.default and (owner := _owner(node)) is not None:
+            offset = node.meta["val"].storage_offset() - owner.meta["val"].storage_offset()
+            copied.args = (made[owner], *copied.args[1:3], offset)
         made[node] = copied
     return GraphModule(gm, graph)
 
@@ -38,3 +42,17 @@ def _slice(node: Node) -> tuple[int, int, int] | None:
     start, rest = divmod(view.storage_offset() - source.storage_offset(), source.stride(cut[0]))
     end = start + view.shape[cut[0]]
     return (cut[0], start, end) if rest == 0 and start >= 0 and end <= source.shape[cut[0]] else None
+
+
+def _owner(node: Node) -> Node | None:
+    """The tensor of which the source of a view by strides is a view itself; None where it is none, or begins who knows where."""
+    source = owner = node.all_input_nodes[0]
+    while owner.op == "call_function" and getattr(owner.target, "is_view", False):
+        below = owner.all_input_nodes[0]
+        if below.meta["val"].dtype is not node.meta["val"].dtype:
+            return None
+        owner = below
+    if owner is source or owner.op == "placeholder":
+        return None
+    offsets = (one.meta["val"].storage_offset() for one in (node, owner))
+    return owner if all(isinstance(one, int) for one in offsets) else None
