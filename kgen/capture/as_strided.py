@@ -45,7 +45,7 @@ def _slice(node: Node) -> tuple[int, int, int] | None:
 
 
 def _owner(node: Node) -> Node | None:
-    """The tensor of which the source of a view by strides is a view itself; None where it is none, or begins who knows where."""
+    """The tensor of which the source of a view by strides is a view; None where it is none, or begins who knows where."""
     source = owner = node.all_input_nodes[0]
     while owner.op == "call_function" and getattr(owner.target, "is_view", False):
         below = owner.all_input_nodes[0]
