@@ -135,7 +135,6 @@ def prefix(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
 
 def document(q: Tensor, k: Tensor, v: Tensor, ids: Tensor) -> Tensor:
     """Several documents in one sequence; `ids` is sorted."""
-    ids = ids.sort().values
     s = causal_scores(scaled(q, k))
     return s.masked_fill(ids[:, None] != ids[None, :], -math.inf).softmax(-1) @ v
 
@@ -251,7 +250,6 @@ def _flex_padding(lengths: Tensor) -> Callable[..., Tensor]:
 
 
 def _flex_document(ids: Tensor) -> Callable[..., Tensor]:
-    ids = ids.sort().values
     return lambda b, h, m, n: (n <= m) & (ids[m] == ids[n])
 
 
@@ -316,7 +314,7 @@ PATTERNS = (
          quick=True),
     of("window", window, (1, 8, 16384, 16384, 128), flex=by_flex(mask=_flex_window), kept=WINDOW / 16384, quick=True),
     HALF("prefix", prefix, (2, 16, 2048, 2048, 128), flex=by_flex(mask=_flex_prefix)),
-    of("documents", document, (2, 16, 4096, 4096, 128), Given((4096,), torch.int64, top=DOCUMENTS),
+    of("documents", document, (2, 16, 4096, 4096, 128), Given((4096,), torch.int64, top=DOCUMENTS, rising=True),
        flex=by_flex(mask=_flex_document), kept=0.5 / DOCUMENTS),
     HALF("differential", differential, (2, 16, 2048, 2048, 128), Given((1,))),
     HALF("QK norm", qk_norm, (2, 16, 2048, 2048, 128)),

@@ -20,12 +20,14 @@ Function = Callable[..., Any]
 
 @dataclass(frozen=True)
 class Given:
-    """An argument: its shape, its type, and the scale of its numbers; indices are below `top`."""
+    """An argument: its shape, its type, and the scale of its numbers; indices are below `top`, and in order if they are to
+    be `rising`."""
 
     shape: tuple[int, ...]
     dtype: torch.dtype = bf16
     scale: float = 1.0
     top: int = 0
+    rising: bool = False
 
     @property
     def nbytes(self) -> int:
@@ -36,7 +38,8 @@ class Given:
             return torch.empty(self.shape, dtype=self.dtype, device="meta")
         generator = torch.Generator(device).manual_seed(seed)
         if self.top:
-            return torch.randint(0, self.top, self.shape, generator=generator, device=device, dtype=self.dtype)
+            made = torch.randint(0, self.top, self.shape, generator=generator, device=device, dtype=self.dtype)
+            return made.sort().values if self.rising else made
         if self.dtype is i8:
             return torch.randint(-127, 128, self.shape, generator=generator, device=device, dtype=i8)
         if self.dtype is torch.bool:
