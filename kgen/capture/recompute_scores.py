@@ -415,8 +415,10 @@ class _Rewrite(Calls):
         value = node.meta["val"]
         if self.as_eager or value.dtype is not torch.float32 or not self.backward.issuperset(node.users):
             return False
-        *way, made = _way_back(node, scaled=False)
-        kinds = [one.meta["val"].dtype for one in way]
+        kinds, made = [], node
+        while made.target in SAME and made is not self.softmax.weights:
+            kinds.append(made.meta["val"].dtype)
+            [made] = made.all_input_nodes
         return made is self.softmax.weights and len(kinds) > 1 and set(kinds[1:]) <= set(HALVES)
 
     def _mark(self) -> None:
