@@ -663,7 +663,8 @@ def contract(g: Grower, name: str) -> str:
          f"torch.baddbmm({row}[None, :, :1], {row}[None], {row}.t()[None], alpha=0.05)", f"({row}.t() @ {row}).softmax(-1)",
          f"torch.tensordot({row}, {row}, dims=([0], [0])) * 0.05", f"F.linear({row}, {row}[:2], {row}[0, :2]) * 0.1",
          f"torch.cdist({row}, {row} + 1)", f"(({row} * 0.1) @ ({row}.t() + 0.1)).sum(0)",
-         f"torch.kron({row}[:2, :2], {row}[:3, :3])")
+         f"torch.kron({row}[:2, :2], {row}[:3, :3])", f"F.linear({row}, {row}[:1] * 0.5, {row}[0, :1])",
+         f"(({row}[:, :1] * 2).t() @ {row}) * 0.1 + ({row}[:, :1] * 2).sum(0)")
     )  # fmt: skip
 
 

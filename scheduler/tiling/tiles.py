@@ -448,8 +448,8 @@ def _fills_registers(kernel: Kernel, graph: ir.Graph, points: int) -> bool:
 
 
 def _scattered_block(kernel: Kernel, graph: ir.Graph, sizes: Sizes, gpu: Gpu, block: int) -> int:
-    """Points of a program that updates memory: each thread has as many neighbours as one update takes. With more, threads
-    exchange addresses and values in shared memory before each update, and meet at four barriers."""
+    """Points of a program that adds floats to memory: each thread has as many neighbours as one addition takes. With more,
+    threads exchange addresses and values in shared memory before each, and meet at four barriers."""
     scatters = [s for s in kernel.statements if s.kind == "scatter"]
     if not scatters or not kernel.outer or not all(_adds_floats(s, graph) for s in scatters):
         return block
