@@ -21,7 +21,7 @@ from kgen import errors, failures, only, unusable, watch
 from kgen.build import cpp, toolchain
 from kgen.capture import decompositions, rng, torch_adapter
 from kgen.capture.aot_cache import CompiledGraph, count_coverage
-from kgen.capture.as_strided import replace_as_strided
+from kgen.capture.as_strided import name_owners
 from kgen.capture.dimensions import count_from_front
 from kgen.capture.eager_graph import EagerGraph
 from kgen.capture.freeze import freeze, frozen_inputs
@@ -417,7 +417,7 @@ class Passes:
         return gm
 
     def compile_graph(self, rewrites: tuple[Verdict, ...], gm: GraphModule, info: GraphInfo) -> CompiledGraph:
-        info, gm = replace(info, rewrites=rewrites), replace_as_strided(gm)
+        info, gm = replace(info, rewrites=rewrites), name_owners(gm)
         if info.role == "inference" and _calls(gm, torch.ops.aten.exp.default):
             gm = self.attempt(without_sinks, gm, gm)
             gm = self.attempt(split_sums, gm, gm)

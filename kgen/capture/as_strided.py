@@ -9,7 +9,7 @@ from __future__ import annotations
 import torch
 from torch.fx import Graph, GraphModule, Node
 
-__all__ = ["replace_as_strided"]
+__all__ = ["name_owners", "replace_as_strided"]
 
 aten = torch.ops.aten
 
@@ -24,9 +24,6 @@ def replace_as_strided(gm: GraphModule) -> GraphModule:
         found = _slice(node) if node.target is aten.as_strided.default else None
         if found is not None:
             copied.target, copied.args = aten.slice.Tensor, (copied.args[0], *found)
-        elif node.target is aten.as_strided.default and (owner := _owner(node)) is not None:
-            offset = node.meta["val"].storage_offset() - owner.meta["val"].storage_offset()
-            copied.args = (made[owner], *copied.args[1:3], offset)
         made[node] = copied
     return GraphModule(gm, graph)
 
@@ -42,6 +39,16 @@ def _slice(node: Node) -> tuple[int, int, int] | None:
     start, rest = divmod(view.storage_offset() - source.storage_offset(), source.stride(cut[0]))
     end = start + view.shape[cut[0]]
     return (cut[0], start, end) if rest == 0 and start >= 0 and end <= source.shape[cut[0]] else None
+
+
+def name_owners(gm: GraphModule) -> GraphModule:
+    """The graph, changed in place: views by strides of views become such of the tensor below."""
+    for node in gm.graph.find_nodes(op="call_function", target=aten.as_strided.default):
+        owner = _owner(node)
+        if owner is not None:
+            offset = node.meta["val"].storage_offset() - owner.meta["val"].storage_offset()
+            node.args = (owner, *node.args[1:3], offset)
+    return gm
 
 
 def _owner(node: Node) -> Node | None:
