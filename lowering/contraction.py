@@ -143,7 +143,9 @@ def _first_of_equal(tensor: Tensor, axis: int) -> Tensor:
 def _written_out(b: Builder, matmul: Matmul) -> Tensor | None:
     """The matmul as arithmetic at each point of its result, where its sums are short; else None."""
     sizes, loops = tuple(v.extent for v in matmul.out_vars), (matmul.k,)
-    if not are_few(sizes, loops, least=1):  # of one term nothing is summed
+    # of one term nothing is summed; batches of such matmuls, as of heads with one row, may be part of a template's program
+    least = 1 if b.on_gpu(matmul.lhs.device) or len(sizes) == 2 else 2  # noqa: PLR2004  a matrix
+    if not are_few(sizes, loops, least=least):
         return None
 
     def term(lhs: Tensor, rhs: Tensor) -> Value:
