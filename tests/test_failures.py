@@ -371,7 +371,7 @@ def test_a_frozen_graph(monkeypatch: pytest.MonkeyPatch, fails: str) -> None:
 def half_done(name: str) -> Callable[..., Any]:
     """A pass that has changed the graph when it raises."""
 
-    def fails(gm: torch.fx.GraphModule, *_: Any) -> Any:
+    def fails(gm: torch.fx.GraphModule, *_: Any, **__: Any) -> Any:
         for node in list(gm.graph.nodes):
             if node.op == "call_function" and node.all_input_nodes:
                 node.replace_all_uses_with(node.all_input_nodes[0])
