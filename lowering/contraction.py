@@ -144,7 +144,7 @@ def _written_out(b: Builder, matmul: Matmul) -> Tensor | None:
     """The matmul as arithmetic at each point of its result, where its sums are short; else None."""
     sizes, loops = tuple(v.extent for v in matmul.out_vars), (matmul.k,)
     # of one term nothing is summed; batches of such matmuls, as of heads with one row, may be part of a template's program
-    least = 1 if b.on_gpu(matmul.lhs.device) or len(sizes) == 2 else 2  # noqa: PLR2004  a matrix
+    least = 1 if b.on_gpu(matmul.lhs.device) or len(sizes) == 2 else 2
     if not are_few(sizes, loops, least=least):
         return None
 

@@ -122,6 +122,13 @@ def test_the_templates_conform(name: str) -> None:
     assert not report.refused, str(report)
 
 
+@pytest.mark.parametrize("name", [OPERANDS, VALUES])
+def test_sums_of_no_columns_are_zeros(name: str) -> None:
+    """Blocks of none divided by zero, which ended the process."""
+    report = check_template(registry.find(name), only="n=0", configs=1, device="cpu")
+    assert len(report.results) > 0
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("name", [OPERANDS, VALUES])
 def test_the_templates_conform_to_everything(name: str) -> None:

@@ -206,7 +206,7 @@ class AttentionRun {
  public:
   explicit AttentionRun(const Attention<U>& all) : all_(all), shape_(all.shape) {
     rows_ = round_up(smaller(all.how.m, shape_.m), kStrip);
-    block_ = smaller(round_up(smaller(all.how.n, depth), P), round_up(shape_.n, P));
+    block_ = smaller(round_up(smaller(all.how.n, depth), P), round_up(larger(shape_.n, int64_t(1)), P));  // also of no columns
     blocks_ = ceil_div(shape_.n, block_);
     depths_ = ceil_div(shape_.d, depth);
     key_panel_ = P * packed_depth<U>(shape_.d);

@@ -73,7 +73,7 @@ class RecomputedRun {
  public:
   explicit RecomputedRun(const Recomputed<U>& all) : all_(all), shape_(all.shape), pairs_(all.shape.v < 0 ? 1 : 2) {
     rows_ = round_up(smaller(all.how.m, shape_.m), kStrip);
-    block_ = smaller(round_up(smaller(all.how.n, depth), P), round_up(shape_.n, P));
+    block_ = smaller(round_up(smaller(all.how.n, depth), P), round_up(larger(shape_.n, int64_t(1)), P));  // also of no columns
     blocks_ = ceil_div(shape_.n, block_);
     depths_[0] = shape_.d;
     depths_[1] = larger(shape_.v, int64_t(0));
