@@ -160,7 +160,8 @@ class StepHalves:
         name = other._middle.steps[number]
         value = _renamed(vs.substitute(self._unmasked, mapping), name)
         for k, part in enumerate(parts_of(other._unmasked, name)):
-            if value in (part, part.args[0] if _narrow(part) is not None else None):
+            rounded = self._into is not None and _narrow(part) is self._into and value is part.args[0]
+            if rounded or value is part:
                 return Shared(k, self._same_mask(other, mapping))
         return None
 
@@ -245,9 +246,13 @@ class StepHalves:
 
     def _function(self, emitter: TileEmitter) -> Value:
         """Where the mask keeps all; of one that says nothing unless numbers are 0 with that mask inside of it."""
-        kind = self.slots.problem.inputs[self.into].dtype if self.into else None
         inside = self.masked and bool(self._middle.guards)
-        return in_powers_of_two(self._middle.function(self.scaled, inside, kind), emitter.exact)
+        return in_powers_of_two(self._middle.function(self.scaled, inside, self._into), emitter.exact)
+
+    @property
+    def _into(self) -> torch.dtype | None:
+        """The type that the function's result is rounded to by who multiplies it."""
+        return self.slots.problem.inputs[self.into].dtype if self.into else None
 
     @property
     def _unmasked(self) -> Value:
