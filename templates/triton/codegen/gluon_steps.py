@@ -251,7 +251,7 @@ class StepHalves:
 
     @property
     def _into(self) -> torch.dtype | None:
-        """The type that the function's result is rounded to by who multiplies it."""
+        """The type that the function's result gets where it is multiplied."""
         return self.slots.problem.inputs[self.into].dtype if self.into else None
 
     @property
