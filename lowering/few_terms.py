@@ -7,8 +7,6 @@ import functools
 import itertools
 from collections.abc import Callable, Sequence
 
-import torch
-
 from kgen.ir import index as ix
 from kgen.ir import nodes as ir
 from kgen.ir import values as vs
@@ -77,7 +75,7 @@ def running(op: str, loop: Var, axis: Expr, term: Value) -> Value:
     found = list(itertools.accumulate(terms, lambda a, b: vs.call(op, a, b)))
     made = found.pop()
     while found:
-        made = vs.where(vs.call("lt", vs.index_value(axis), vs.const(len(found), torch.int64)), found.pop(), made)
+        made = vs.where(vs.compare("lt", axis, ix.constant(len(found))), found.pop(), made)
     return made
 
 

@@ -22,7 +22,7 @@ from torch.fx.node import map_arg
 
 from kgen.capture import torch_adapter
 from kgen.capture.operators import is_pure
-from kgen.capture.recompute_scores import SAME, Calls, behind_elementwise, grows, narrowest
+from kgen.capture.recompute_scores import CONSTANTS, SAME, Calls, behind_elementwise, grows, narrowest, number_of
 from kgen.ir.program import MatrixSizes
 
 __all__ = ["BLOCK", "WITHIN", "bound_masks"]
@@ -127,9 +127,7 @@ def _is_number(node: object, number: float) -> bool:
     if node.op == "get_attr":
         made = operator.attrgetter(str(node.target))(node.graph.owning_module)
         return type(made) is torch.Tensor and made.numel() == 1 and bool(made.item() == number)
-    if node.target in (aten.full.default, aten.full_like.default):
-        return bool(node.args[1] == number)
-    return node.target is aten.scalar_tensor.default and bool(node.args[0] == number)
+    return node.target in CONSTANTS and number_of(node) == number
 
 
 def _has_data(condition: Node) -> bool:

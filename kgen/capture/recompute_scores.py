@@ -38,8 +38,8 @@ from kgen.capture.tangents import of_tangents
 from kgen.ir.program import MatrixSizes
 
 __all__ = [
-    "SAME", "Calls", "Softmax", "behind_elementwise", "calls", "columns_of", "grows", "narrowest", "recompute_scores",
-    "sizes_around", "softmax_in",
+    "CONSTANTS", "SAME", "Calls", "Softmax", "behind_elementwise", "calls", "columns_of", "grows", "narrowest", "number_of",
+    "recompute_scores", "sizes_around", "softmax_in",
 ]  # fmt: skip
 
 aten = torch.ops.aten
@@ -256,8 +256,8 @@ def _may_be_filled(scores: Node) -> bool:
 def _may_fill(node: Node, made: set[Node]) -> bool:
     numbers = [float(one) for one in node.args if isinstance(one, int | float) and not isinstance(one, bool)]
     read = [one for one in node.all_input_nodes if one not in made and _is_floating(one)]
-    numbers += [_number(one) for one in read if one.target in CONSTANTS]
-    if any(LARGE <= abs(one) < math.inf for one in numbers):
+    filled = [number_of(one) for one in read if one.target in CONSTANTS]
+    if None in filled or any(LARGE <= abs(one) < math.inf for one in (*numbers, *filled) if one is not None):
         return True
     is_factor = node.target in FACTORS
     return not is_factor and any(one.target not in CONSTANTS for one in read)
@@ -268,10 +268,10 @@ def _is_floating(node: Node) -> bool:
     return isinstance(value, torch.Tensor) and value.dtype.is_floating_point
 
 
-def _number(constant: Node) -> float:
-    """Of a tensor with one number in it; a large one where that is not known."""
+def number_of(constant: Node) -> float | None:
+    """What a call of one of `CONSTANTS` fills a tensor with; None where only a run knows."""
     found = constant.args[0] if constant.target is aten.scalar_tensor.default else constant.args[1]
-    return float(found) if isinstance(found, int | float) else LARGE
+    return float(found) if isinstance(found, int | float) else None
 
 
 def _is_rounded_small(node: Node, matrix: int) -> bool:

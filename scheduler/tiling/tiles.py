@@ -211,8 +211,7 @@ def _reduced(kernel: Kernel, graph: ir.Graph, sizes: Sizes, gpu: Gpu, reorder: b
         joined = grouped(kernel, v, touches, sizes)
         if joined is not None:
             return _grouped(*joined, sizes.of(v.extent), sizes, gpu, wide)
-    slides = any(_slides(kernel, touch, sizes) for touch in touches)
-    if reorder and not slides and _contiguous_across(kernel, touches, sizes):
+    if reorder and _contiguous_across(kernel, touches, sizes) and not any(_slides(kernel, touch, sizes) for touch in touches):
         kernel = rejoined(kernel, touches, sizes)
         touches = list(distinct_touches(kernel, graph, sizes))
     return _reduction(kernel, graph, touches, sizes, gpu, wide)

@@ -102,7 +102,9 @@ class GluonStep(StepSlot):
     of the tile `s` of the element number 0, and ``{{ step.second("early", "t", 1, "b", "rm", "rn") }}`` makes of the tile `t`
     of the other one what the next step sees; of one element, `early0` is that. Not `masked`, elements are those where a mask
     keeps all. ``{% set stats = step.columns("stats", STAGES) %}`` is shared memory for numbers of columns, which both take as
-    ``stats=stats.at("stage", "layout")``; ``{{ step.of_rows_alone("b", "rm") }}`` reads those of rows, before a loop."""
+    ``stats=stats.at("stage", "layout")``; ``{{ step.of_rows_alone("b", "rm") }}`` reads those of rows, before a loop.
+    ``{% set same = weights.among(step, 0, "V") %}`` says whether an early part of `step` is what this one sees of the same
+    element, but for the rounding to the type of `V`; ``{{ same.of("early", whole) }}`` is that part."""
 
     def first(self, stem: str, tile: str, number: int, *indices: Index, **how: Any) -> str:
         return "\n".join(self._halves(**how).first(stem, tile, number, indices))
