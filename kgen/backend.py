@@ -410,6 +410,8 @@ class Passes:
         gm = _expanded(gm, decompositions.TRAINED)
         if _has_large_logits(gm, self.config):
             gm = self.attempt(in_runs, gm, gm)
+        if _calls(gm, torch.ops.aten.exp.default):
+            gm = self.attempt(masked_weights, gm, gm)
         if self.config.recompute_scores != "off" and _calls(gm, torch.ops.aten.exp.default):
             gm = self.attempt(split_sums, gm, gm)
             gm = self.attempt(recomputed_scores, gm, gm)
@@ -419,6 +421,7 @@ class Passes:
     def compile_graph(self, rewrites: tuple[Verdict, ...], gm: GraphModule, info: GraphInfo) -> CompiledGraph:
         info, gm = replace(info, rewrites=rewrites), name_owners(gm)
         if info.role == "inference" and _calls(gm, torch.ops.aten.exp.default):
+            gm = self.attempt(masked_weights, gm, gm)
             gm = self.attempt(without_sinks, gm, gm)
             gm = self.attempt(split_sums, gm, gm)
         if torch_adapter.uses_cuda(gm):
@@ -456,6 +459,15 @@ def recomputed_scores(gm: GraphModule, config: Config) -> GraphModule:
     from kgen.capture.recompute_scores import recompute_scores  # noqa: PLC0415  only where something is a softmax
 
     return recompute_scores(gm, partial(_takes_both, config), as_eager=config.numerics != "fast")
+
+
+def masked_weights(gm: GraphModule, config: Config) -> GraphModule:
+    """The graph with -inf in scores whose weights are 0 in the end."""
+    if config.numerics != "fast" or not _calls(gm, torch.ops.aten.where.self):
+        return gm
+    from kgen.capture.masked_weights import simplify_masked_weights  # noqa: PLC0415  only where something is masked
+
+    return simplify_masked_weights(gm)
 
 
 def split_sums(gm: GraphModule, config: Config) -> GraphModule:

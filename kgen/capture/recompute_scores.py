@@ -607,7 +607,7 @@ Scale = tuple[Node, tuple[int, ...]]
 @dataclass(frozen=True, slots=True)
 class Factors:
     """What is multiplied: a number, and elements of tensors. Of a smaller tensor, also how it is broadcast, of some columns of
-    the last axis, which."""
+    the last axis, which. A condition without which the rest is 0 has the argument that is 0 and the shape of the choice."""
 
     number: float
     tensors: Counter[Any]
@@ -643,6 +643,7 @@ def _is_of_rows(tensor: Any) -> bool:
     """Whether one of `Factors` has a number for each row, or for several."""
     if (
         not isinstance(tensor, tuple)
+        or len(tensor) != 2
         or not isinstance(tensor[0], Node)
         or not isinstance(tensor[0].meta.get("val"), torch.Tensor)
     ):
@@ -740,9 +741,18 @@ def _factors(node: Node, size: int, shape: tuple[int, ...] = ()) -> Factors:
     if node.target in (aten.mul.Tensor, aten.mul.Scalar):
         one, other = (_factors(a, size, own) if isinstance(a, Node) else Factors(float(a), Counter()) for a in args)
         return _times(one, other)
+    if node.target is aten.where.self and (kept := _kept(node)) is not None:
+        condition = Factors(1.0, Counter([(args[0], 3 - kept, own)]))
+        return _times(condition, _factors(args[kept], size, own))
     if node.target in (aten.div.Tensor, aten.div.Scalar) and not isinstance(args[1], Node) and not node.kwargs:
         return _times(Factors(1 / float(args[1]), Counter()), _factors(args[0], size, shape))
     return Factors(1.0, Counter([node if _elements(node) == math.prod(shape or own) else (node, shape)]))
+
+
+def _kept(choice: Node) -> int | None:
+    """Which argument of a choice stands where not 0 does."""
+    zeros = [k for k in (1, 2) if (one := _args(choice)[k]).target in CONSTANTS and number_of(one) == 0]
+    return 3 - zeros[0] if len(zeros) == 1 else None
 
 
 def _is_transparent(node: Node, size: int) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
@@ -19,6 +20,8 @@ from kgen.scheduler.transforms.softmax_form import Weights, weights_in
 
 # Nodes that have no effect but their results.
 COMPUTATIONS = (ir.Pointwise, ir.Reduction, ir.Contraction, ir.Operation)
+# They make finite numbers of such.
+MODERATE = frozenset(("add", "sub", "mul", "neg", "tanh", "sigmoid", "cast", "round_to", "index"))
 # Elementwise nodes, one reading the other, that are looked through.
 MOST_NODES = 48
 
@@ -210,7 +213,26 @@ class Reader:
 
     def weights(self, value: Value, along: Sequence[Var]) -> Weights | None:
         """The softmax that a value is, along loops."""
-        return weights_in(value, self._reduced_along(along))
+        return self._known(weights_in(value, self._reduced_along(along)))
+
+    def _known(self, found: Weights | None) -> Weights | None:
+        """A softmax, unless it is safe only if something is finite of which nobody can tell."""
+        return found if found is None or found.kept is None or self._is_finite(found.kept) else None
+
+    def _is_finite(self, root: Value) -> bool:
+        """Whether a value is made of contractions and numbers, as are scores in front of masks, biases and the like. Its own
+        size is no question: what leaves the range of a type has left it for other readers, too."""
+        return all(map(self._is_finite_of_finite, vs.topological([root], through_indices=False)))
+
+    def _is_finite_of_finite(self, value: Value) -> bool:
+        """Whether one operation makes finite numbers of such."""
+        if value.op == "load":
+            return ir.is_contraction(self.makers.get(value.attr[0]))
+        if value.op == "const":
+            return math.isfinite(value.attr)
+        if value.op == "truediv":
+            return value.args[1].op == "const" and value.args[1].attr != 0
+        return value.op in MODERATE
 
     def longer(self, value: Value, along: Sequence[Var]) -> Longer | None:
         """The softmax of more columns that a value is, along one loop, as one with a sink has: a column without a value."""
@@ -224,7 +246,7 @@ class Reader:
             whole, order = ix.var(f"{loop.name}_all", extent), ix.var(f"{loop.name}_in_order", extent)
             for begin in (0, more):
                 mapping: dict[Atom, Expr] = {whole: loop.expr() + begin}
-                found = weights_in(value, self._reduced_along([whole]), partial(vs.substitute, mapping=mapping))
+                found = self._known(weights_in(value, self._reduced_along([whole]), partial(vs.substitute, mapping=mapping)))
                 if found is not None:
                     return Longer(found, whole, order, ix.constant(more), begin > 0)
         return None

@@ -16,11 +16,13 @@ Reduced = Callable[[Value, str], Value | None]
 @dataclass(frozen=True, slots=True)
 class Weights:
     """A softmax of the value `of`, with the load of its sum. Rows that are -inf as a whole give zeros where it is `safe`, else
-    NaN."""
+    NaN. If there is something `kept`, rows of it that are -inf are NaN all the same: nobody may take it for safe unless that is
+    finite."""
 
     of: Value
     total: Value
     safe: bool
+    kept: Value | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,7 +116,35 @@ def _without_maxima(value: Value, reduced: Reduced) -> Value:
 
 
 def _safe(value: Value, reduced: Reduced, part: Callable[[Value], Value]) -> Weights | None:
-    """``where(not any(x != -inf), 0, softmax(x))``."""
+    """``where(not any(x != -inf), 0, softmax(x))``, or ``where(m, 0, softmax(where(m, -inf, x)))``."""
+    return _safe_by_rows(value, reduced, part) or _safe_by_elements(value, reduced, part)
+
+
+def _safe_by_elements(value: Value, reduced: Reduced, part: Callable[[Value], Value]) -> Weights | None:
+    """The weights of masked elements are 0 in rows of nothing else as well."""
+    chosen = _number_apart(value, 0)
+    found = None if chosen is None else weights_in(value.args[3 - chosen], reduced, part)
+    filled = None if found is None or found.of.op != "where" else _number_apart(found.of, -math.inf)
+    if chosen is None or found is None or filled is None or _without(value, chosen) != _without(part(found.of), filled):
+        return None
+    return replace(found, safe=True, kept=found.of.args[3 - filled])
+
+
+def _number_apart(choice: Value, number: float) -> int | None:
+    """Which argument of a choice is a number, the other one being none."""
+    found = [k for k in (1, 2) if _is_number(choice.args[k], number)]
+    return found[0] if len(found) == 1 else None
+
+
+def _without(choice: Value, argument: int) -> tuple[Value, bool]:
+    """A condition, and what it is where a choice is this argument."""
+    condition, holds = choice.args[0], argument == 1
+    while condition.op == "not":
+        [condition], holds = condition.args, not holds
+    return condition, holds
+
+
+def _safe_by_rows(value: Value, reduced: Reduced, part: Callable[[Value], Value]) -> Weights | None:
     condition, zero, inner = value.args
     if not _is_number(zero, 0) or condition.op != "not":
         return None

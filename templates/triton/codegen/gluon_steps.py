@@ -264,10 +264,10 @@ class StepHalves:
         return [self._function(emitter), *([] if self._middle.mask is None else [self._middle.mask])]
 
     def _kept(self, emitter: TileEmitter) -> str:
-        """Where elements are not 0; empty: everywhere."""
+        """Where elements are not 0, as one number or a tile of any axes; empty: everywhere."""
         axis = self._middle.axes[-1]
         mask = self._middle.mask if self.masked and not self._middle.guards else None
-        parts = [] if mask is None else [emitter._tile(mask)]
+        parts = [] if mask is None else [emitter.emit(mask)]  # Gluon spreads no single number
         parts += [emitter.inside(axis)] if axis in emitter.masked() else []
         return " & ".join(parts)
 
