@@ -91,6 +91,7 @@ class Draft:
     `before` are the nodes before any contraction was changed, and `tuning_results` measurements so far. `taken` are
     contractions, by their first results, that templates compute; `single` ones share no kernel with another contraction, and
     updates in `apart` none with any. What `full_row_buffers` names has to be made in the kernel of the contraction it says.
+    Programs that are `computing` have operands that could be read from memory instead.
     Contractions that are `asked` are not measured again; those in `measured_as` have the measurements of another one, and no
     library call computes those in `without_library`."""
 
@@ -103,6 +104,7 @@ class Draft:
     before: list[ir.Node] = field(default_factory=list)
     taken: frozenset[str] = frozenset()
     single: frozenset[str] = frozenset()
+    computing: frozenset[str] = frozenset()
     apart: Mapping[str, Verdict] = field(default_factory=dict)
     full_row_buffers: dict[str, str] = field(default_factory=dict)
     asked: set[str] = field(default_factory=set)

@@ -30,7 +30,7 @@ MODERATE = {
     *SAME, aten.add.Tensor, aten.sub.Tensor, aten.mul.Tensor, aten.mul.Scalar, aten.neg.default, aten.tanh.default,
     aten.view.default, aten.reshape.default, aten._unsafe_view.default, aten.expand.default, aten.permute.default,
     aten.transpose.int, aten.unsqueeze.default, aten.squeeze.dim, aten.slice.Tensor, aten.select.int, aten.cat.default,
-    aten.constant_pad_nd.default,
+    aten.constant_pad_nd.default, aten.gather.default,
 }  # fmt: skip
 NOT = {aten.logical_not.default, aten.bitwise_not.default}
 LOWEST = frozenset(torch.finfo(dtype).min for dtype in (torch.float16, torch.bfloat16, torch.float32))

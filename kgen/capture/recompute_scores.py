@@ -72,6 +72,8 @@ def recompute_scores(
 ) -> GraphModule:
     """The joint graph, before it is split. `is_worth_it` is asked where there is a softmax to which this applies. Gradients
     read weights in float32, but `as_eager` those that eager has saved."""
+    if gm.graph.find_nodes(op="call_function", target=aten.baddbmm.default):
+        _take_sums_apart(gm)
     backward = of_tangents(gm)
     found = [made for node in gm.graph.nodes if (made := _attention_of(node, backward)) is not None]
     done = [one for one in found if is_worth_it(one.softmax.scores.meta["val"].device, _sizes_of(one))]
@@ -333,6 +335,25 @@ def _is_static(node: Node) -> bool:
     return isinstance(value, torch.Tensor) and all(isinstance(size, int) for size in value.shape)
 
 
+def _take_sums_apart(gm: GraphModule) -> None:
+    """Contractions with an addend that make scores become contractions and elementwise work."""
+    softmaxes = [found for node in gm.graph.nodes if (found := _softmax_of(node)) is not None]
+    made = (node for found in softmaxes for node in behind_elementwise([found.scores], _matrix(found.scores)))
+    for node in dict.fromkeys(one for one in made if one.target is aten.baddbmm.default):
+        addend, left, right = node.args
+        beta, alpha = (node.kwargs.get(name, 1) for name in ("beta", "alpha"))
+        calls, value = Calls(gm.graph, node), node.meta["val"]
+        with gm.graph.inserting_before(node):
+            whole = calls._call(aten.bmm.default, left, right)
+            whole = whole if alpha == 1 else calls._call(aten.mul.Tensor, whole, alpha)
+            if beta != 0:  # what is multiplied by 0 is not read: it may be memory that nobody has written
+                addend = addend if beta == 1 else calls._call(aten.mul.Tensor, addend, beta)
+                whole = calls._call(aten.add.Tensor, whole, addend)
+        assert whole.meta["val"].shape == value.shape and whole.meta["val"].dtype is value.dtype
+        node.replace_all_uses_with(whole)
+        gm.graph.erase_node(node)
+
+
 # ---- the rewrite -------------------------------------------------------------------------------------------------------
 
 
@@ -424,18 +445,21 @@ class _Rewrite(Calls):
     def _mark(self) -> None:
         """Says what may not be saved."""
         roots = [self.softmax.scores, *(one for node in self.found.after for one in node.all_input_nodes)]
-        for node in behind_elementwise(roots, _matrix(self.softmax.scores)):
-            if node not in (self.softmax.weights, *self.found.after) and (_is_elementwise(node) or grows(node)):
-                for one in (node, *_enlarged(node), *_of_nothing(node)):
-                    _recomputed(one)
+        own = (self.softmax.weights, *self.found.after)
+        made = [one for one in behind_elementwise(roots, _matrix(self.softmax.scores)) if one not in own]
+        made = [one for one in made if _is_elementwise(one) or grows(one)]
+        asked = (one for one in self._elementwise_of(made, until=own) if _elements(one) >= _matrix(self.softmax.scores))
+        for node in dict.fromkeys((*made, *asked)):  # backward may ask which of two numbers a score was
+            for one in (node, *_enlarged(node), *_of_nothing(node)):
+                _recomputed(one)
         for node in itertools.chain(*map(_enlarged, self.found.contractions)):
             _recomputed(node)
 
-    def _elementwise_of(self, roots: Iterable[Node]) -> list[Node]:
+    def _elementwise_of(self, roots: Iterable[Node], until: Sequence[Node] = ()) -> list[Node]:
         """What forward makes elementwise of nodes, in order."""
         found, waiting = set[Node](), list(roots)
         while waiting:
-            more = {user for user in waiting.pop().users if _is_elementwise(user)} - self.backward - found
+            more = {user for user in waiting.pop().users if _is_elementwise(user)} - self.backward - found - {*until}
             found |= more
             waiting += more
         return sorted(found)

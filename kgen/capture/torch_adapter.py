@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import itertools
 import logging
+import operator
 import os
 import sys
 from collections.abc import Callable, Iterator, Sequence, Set
@@ -404,13 +405,33 @@ def _is_count(node: torch.fx.Node) -> bool:
     return getattr(node.target, "overloadpacket", None) is torch.ops.aten.arange and not node.all_input_nodes
 
 
+# Finite numbers from here on are no elements of tensors.
+_HUGE = 2.0**20
+
+
 def _save_compared(joint_graph: GraphModule) -> None:
     """Backward gets the operands of ``==`` from memory where it needs them. The gradient of amax divides by the number of
-    elements that equal the maximum. Recomputed from rounded tensors, elements would equal none that forward has found."""
+    elements that equal the maximum. Recomputed from rounded tensors, elements would equal none that forward has found. Numbers
+    that only clamp have no such neighbours."""
     for node in joint_graph.graph.nodes:
         if node.target in (torch.ops.aten.eq.Tensor, torch.ops.aten.ne.Tensor):
-            for operand in map(_viewed, node.all_input_nodes):
+            operands = [*map(_viewed, node.all_input_nodes)]
+            for operand in operands if not any(_is_huge(joint_graph, one) for one in operands) else ():
                 operand.meta["recompute"] = CheckpointPolicy.MUST_SAVE
+
+
+def _is_huge(gm: GraphModule, node: torch.fx.Node) -> bool:
+    """Whether a node is one number that stands for an infinity, as the lowest one of a type does."""
+    while node.target in (torch.ops.aten.lift_fresh_copy.default, torch.ops.aten._to_copy.default):
+        node = node.all_input_nodes[0]
+    if node.op == "get_attr":
+        value = operator.attrgetter(str(node.target))(gm)
+        with _disable_current_modes():
+            numbers = [value.item()] if type(value) is torch.Tensor and value.numel() == 1 else []  # no fake one
+    else:
+        made = node.target in (torch.ops.aten.full.default, torch.ops.aten.scalar_tensor.default)
+        numbers = [one for one in node.args if isinstance(one, int | float)] if made else []
+    return any(abs(one) >= _HUGE for one in numbers)
 
 
 def _copy_overwritten(joint_graph: GraphModule) -> None:

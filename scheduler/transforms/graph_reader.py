@@ -21,7 +21,9 @@ from kgen.scheduler.transforms.softmax_form import Weights, weights_in
 # Nodes that have no effect but their results.
 COMPUTATIONS = (ir.Pointwise, ir.Reduction, ir.Contraction, ir.Operation)
 # They make finite numbers of such.
-MODERATE = frozenset(("add", "sub", "mul", "neg", "tanh", "sigmoid", "cast", "round_to", "index"))
+MODERATE = frozenset(
+    ("add", "sub", "mul", "neg", "tanh", "cast", "round_to", "index", "where", "and", "or", "not", "lt", "le", "gt", "ge", "eq", "ne")
+)
 # Elementwise nodes, one reading the other, that are looked through.
 MOST_NODES = 48
 
@@ -227,7 +229,9 @@ class Reader:
     def _is_finite_of_finite(self, value: Value) -> bool:
         """Whether one operation makes finite numbers of such."""
         if value.op == "load":
-            return ir.is_contraction(self.makers.get(value.attr[0]))
+            maker = self.makers.get(value.attr[0])
+            whole = maker is None or ir.is_contraction(maker) or not isinstance(maker, ir.Pointwise)
+            return not value.dtype.is_floating_point or (ir.is_contraction(maker) if whole else self._is_finite(maker.value))
         if value.op == "const":
             return math.isfinite(value.attr)
         if value.op == "truediv":

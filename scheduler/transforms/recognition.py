@@ -37,16 +37,17 @@ from kgen.scheduler.analysis.dependencies import edges, needed, topological
 from kgen.scheduler.analysis.memo import memoised_for
 from kgen.scheduler.options import Options
 from kgen.scheduler.protocol import Attempt, Candidate, Draft, Transform
-from kgen.scheduler.selection.choose import contractions_of
+from kgen.scheduler.selection.choose import contraction_of, contractions_of
 from kgen.scheduler.selection.size_buckets import forget_first_sizes
 from kgen.scheduler.transforms.graph_reader import COMPUTATIONS, Longer, Reader
 from kgen.scheduler.transforms.near_programs import Miss, nearest
 from kgen.scheduler.transforms.program_ends import End, SplitSum, by_preference, ends_of, may_end, one_hot
 from kgen.scheduler.transforms.second_results import Rows, Shared, may_read_second, rewritten, shared
+from kgen.scheduler.transforms.softmax_form import bare
 from kgen.templates import registry
 from kgen.verdict import FusionDemand, OperatorCall, Outcome, Reason, Verdict
 
-PROGRAM = "program"
+PROGRAM, COMPUTED = "program", "computed operands of a program"
 # Contractions that a value may read for one to be looked for as a step. A sum along the residual connections of a network reads
 # all of them, and trying each, with each that this reads, takes a time that grows with a power of the number of layers. Nobody
 # else may need a step's result, and such sums have other readers.
@@ -57,13 +58,15 @@ MOST_CANDIDATES = 6
 class Recognised:
     """A place where a program stands: the node that may take the place of whoever makes `out`. What it makes besides is
     `shared`. Where `split`, it makes a part of it, and other nodes the rest. Where it needs other programs beside it, so that
-    nobody reads what its contractions make, `beside` are their names and its own."""
+    nobody reads what its contractions make, `beside` are their names and its own. `from_memory` is it with operands read that it
+    would compute, if there are such."""
 
     out: str
     operation: ir.Operation
     shared: tuple[Shared, ...] = ()
     split: SplitSum | None = None
     beside: frozenset[str] = frozenset()
+    from_memory: ir.Operation | None = None
 
     @property
     def name(self) -> str:
@@ -91,12 +94,26 @@ class Recognition(Transform):
         found = _search(draft.graph, draft.options)
         draft.verdicts += found.refused
         open_ = _with_those_beside([one for one in found.standing if draft.decisions.is_open(PROGRAM, one.name)])
+        open_ = [one if draft.decisions.is_open(COMPUTED, one.name) else _from_memory(one) for one in open_]
+        draft.computing = frozenset(one.name for one in open_ if one.from_memory is not None)
         if open_:
             draft.graph = applied(draft.graph, *open_)
             draft.nodes = draft.graph.nodes
 
     def unmeasured(self, candidate: Candidate, verdict: Verdict) -> Iterable[str]:
         return (candidate.target,)
+
+
+class ComputedOperands(Transform):
+    """Has operands of programs stored first where no template takes them as they are computed."""
+
+    name = COMPUTED
+
+    def objections(self, kernel: Kernel, chosen: Kernel | Verdict, attempt: Attempt) -> Mapping[Candidate, Verdict]:
+        out = contraction_of(kernel)
+        if isinstance(chosen, Kernel) or out not in attempt.draft.computing:
+            return {}
+        return {Candidate(COMPUTED, out): replace(chosen, outcome=Outcome.STORED, reason=Reason.OPERAND_STORED)}
 
 
 class Untaken(Transform):
@@ -167,6 +184,10 @@ def _searched(graph: ir.Graph, options: Options) -> _Found:
         else:
             found.refused.append(Verdict(place.out, "", Outcome.UNPROFITABLE, apart))
     return found
+
+
+def _from_memory(place: Recognised) -> Recognised:
+    return place if place.from_memory is None else replace(place, operation=place.from_memory, from_memory=None)
 
 
 def _with_those_beside(found: Sequence[Recognised]) -> list[Recognised]:
@@ -322,7 +343,7 @@ class _Fitting:
         replaces = (*gone, node, *(made for one in self.shared for made in one.made))
         seconds = tuple(second for one in self.shared for second in one.seconds)
         made = replace(self.operation, origin=named, replaces=replaces, seconds=seconds)
-        return Recognised(self.out, made, self.shared, self.end.split)
+        return Recognised(self.out, made, self.shared, self.end.split, from_memory=self.search.from_memory(made, self.out))
 
 
 def _in_place(search: _Search, end: End, takes: Callable[[ir.Operation, str], bool]) -> Iterator[_Fitting]:
@@ -465,6 +486,7 @@ class _Steps:
     apart: dict[int, tuple[ir.Contraction, ir.Contraction]] = field(default_factory=dict)
     moved: dict[Hashable, tuple[ir.Contraction, list[Value]]] = field(default_factory=dict)
     functions: dict[tuple[Value, Value, Value], Value] = field(default_factory=dict)
+    memory: dict[Value, Value] = field(default_factory=dict)  # factors that are computed, as a library call reads them
 
     def with_factors_apart(self, node: ir.Contraction) -> ir.Contraction:
         """`_with_factors_apart`; the first of a pair keeps its address from being another node's."""
@@ -478,7 +500,9 @@ class _Steps:
         key = id(node), tuple(mapping.items())
         found = self.moved.get(key)
         if found is None:
-            found = self.moved[key] = node, vs.substitute_all([node.lhs, node.rhs], mapping)
+            left, right, *stored = vs.substitute_all([node.lhs, node.rhs, *node.stored], mapping)
+            found = self.moved[key] = node, [left, right]
+            self.memory.update((one, there) for one, there in zip(found[1], stored, strict=False) if there is not one)
         return found[1]
 
     def function(self, value: Value, load: Value, made: Value) -> Value:
@@ -520,6 +544,14 @@ class _Search:
         needs = self.reader.leading(operation)
         outs = [out for one in both for out in (*one.readers, *one.gone)]
         return both if all(id(self.reader.makers[out]) not in needs for out in outs) else ()
+
+    def from_memory(self, operation: ir.Operation, out: str) -> ir.Operation | None:
+        """The operation with its computed operands read from where a library call would; None where that is the same."""
+        count = len(self.program.operands)
+        operands = [self.steps.memory.get(one, one) for one in operation.operands[:count]]
+        made = replace(operation, operands=(*operands, *operation.operands[count:]))
+        known = made.operands != operation.operands and self.reader.is_current(self.reader.reads(made), out)
+        return made if known else None
 
     def instead(self, both: Iterable[Shared], operation: ir.Operation) -> dict[str, ir.Node]:
         """What stands in the place of those who read second results, by what they make."""
@@ -569,7 +601,9 @@ class _Search:
         if isinstance(ref, int):
             kind = self._multiplied(value, node, reader)
             if value.op == "round_to" and value.attr is kind:  # as all operands are
+                stored = self.steps.memory.get(value)
                 [value] = value.args
+                self.steps.memory.update({} if stored is None else {value: stored})
             if not self._may_be(ref, value, match):
                 self.turned.extend([match] if match.reached + 1 == self.contractions else [])
                 return
@@ -696,14 +730,18 @@ def _lengthened(value: Value, match: _Match) -> Value:
 
 
 def _with_factors_apart(node: ir.Contraction) -> ir.Contraction:
-    """The contraction of the 16-bit numbers themselves where operands are these times a number, in float32, as where a scale is
-    shared out to both: the sum is multiplied by it."""
-    (left, by), (right, times) = map(_number_apart, (node.lhs, node.rhs))
-    kind = _narrow(left)
-    if by * times == 1.0 or kind is None or _narrow(right) is not kind or node.operands is not torch.float32:
+    """The contraction of the 16-bit numbers themselves where operands are these times a number, as where queries are scaled, or
+    both share out a scale in float32: the sum is multiplied by it."""
+    (left, by), (right, times) = ((one, 1.0) if one.op == "load" else _number_apart(bare(one)) for one in (node.lhs, node.rhs))
+    if by * times == 1.0:
+        return node
+    wide = node.operands is torch.float32 and _narrow(left) is not None and _narrow(left) is _narrow(right)
+    if not wide and not all(number == 1.0 or _narrow(one) is node.operands for one, number in ((left, by), (right, times))):
         return node
     factor = vs.const(by * times, torch.float32)
-    return replace(node, lhs=left, rhs=right, scale=factor if node.scale is None else vs.call("mul", node.scale, factor))
+    scale = factor if node.scale is None else vs.call("mul", node.scale, factor)
+    left, right = (one if number != 1.0 else own for one, number, own in ((left, by, node.lhs), (right, times, node.rhs)))
+    return replace(node, lhs=left, rhs=right, scale=scale)
 
 
 def _number_apart(value: Value) -> tuple[Value, float]:

@@ -12,7 +12,7 @@ from kgen.scheduler.transforms.library_strides import LibraryStrides
 from kgen.scheduler.transforms.operand_padding import OperandMaterialisation, OperandPadding
 from kgen.scheduler.transforms.operand_reduction import OperandReduction
 from kgen.scheduler.transforms.output_split import OutputSplit
-from kgen.scheduler.transforms.recognition import Recognition, Untaken
+from kgen.scheduler.transforms.recognition import ComputedOperands, Recognition, Untaken
 from kgen.scheduler.transforms.recompute_trial import Recompute
 from kgen.scheduler.transforms.row_totals import RowTotals
 from kgen.scheduler.transforms.scale_hoisting import ScaleHoisting
@@ -55,5 +55,6 @@ TRANSFORMS: tuple[Transform, ...] = (
     BlockReduction(),
     SplitReduction(),
     SplitScan(),
+    ComputedOperands(),
     Untaken(),
 )
