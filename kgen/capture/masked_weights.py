@@ -124,6 +124,8 @@ def _is_finite(root: Any) -> bool:
         node = waiting.pop()
         if node in seen or not isinstance(node, Node) or node.target in CONTRACTIONS:
             continue
+        if not node.meta["val"].dtype.is_floating_point:  # indices
+            continue
         seen.add(node)
         if node.target in CONSTANTS:
             number = number_of(node)
