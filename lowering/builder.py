@@ -69,6 +69,7 @@ class Builder:
         self.turned: dict[str, Tensor] = {}  # buffer -> itself, read from a copy with another order of dimensions
         self.sorted_along: dict[str, int] = {}  # sorted rows, and what is made of them point by point -> their dimension
         self.checked: set[Expr] = set()  # conditions that calls check at run time
+        self.literals: set[str] = set()  # constants that the graph makes, which no caller can write into
         self._taken: dict[str, int] = {}
 
     def finds_top(self, device: torch.device, k: int, rows: Expr) -> bool:
@@ -151,6 +152,22 @@ class Builder:
     def load(self, buffer: Buffer) -> Tensor:
         """The tensor that a buffer holds."""
         return Tensor(buffer.sizes, buffer.dtype, buffer.device, vs.load(buffer.name, indices(buffer.sizes), buffer.dtype))
+
+    def constant_on(self, tensor: Tensor, device: torch.device) -> Tensor | None:
+        """A list in the program as a constant on another device, which is copied there before the first call. None of what
+        is no whole list."""
+        name = whole_buffer_name(self.graph, tensor)
+        value = self.graph.constants[name] if name in self.literals else None
+        if name is None or value is None or not value.is_contiguous():
+            return None
+        held = (n for n, t in self.graph.constants.items() if t is value and self.graph.buffers[n].device == device)
+        copy = next(held, None)
+        if copy is None:
+            copy = self.fresh(name)
+            self.graph.buffers[copy] = replace(self.graph.buffers[name], name=copy, device=device)
+            self.graph.constants[copy] = value
+            self.literals.add(copy)
+        return self.load(self.graph.buffers[copy])
 
     # ---- nodes ------------------------------------------------------------------------------------------------------
 

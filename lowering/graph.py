@@ -53,6 +53,8 @@ FAST_ON_GPU = {"exp": -12, "exp2": -13, "sigmoid": -13, "tanh": -12, "log": -9, 
 CHEAP_ON_CPU = 14
 # Numbers of a constant list that are looked at, to see where they are evenly spaced.
 LONGEST_LIST = 64
+# What reads a tensor that is a list in the program: nobody else has that tensor.
+LIFTS = ("aten.lift_fresh.default", "aten.lift_fresh_copy.default")
 # Operators behind a value that are looked at for one that would compute its elements several times.
 STEPS = 8
 # Operations that belong to a row, which each of its elements may compute again: more are stored for the row.
@@ -186,6 +188,8 @@ class _Lowering:
             return
         buffer = self._input_buffer(node.name, owner, "constant")
         self.builder.graph.constants[buffer.name] = owner.detach()
+        if all(operator_name(user.target) in LIFTS for user in node.users):
+            self.builder.literals.add(buffer.name)
         self.env[node] = self.builder.load(buffer)
 
     def call_function(self, node: Node) -> None:
@@ -293,6 +297,8 @@ class _Lowering:
         if isinstance(tree, Tensor) and tree.device != device and not tree.weak:
             if not vs.loads([tree.value]):
                 return replace(tree, device=device)
+            if (constant := self.builder.constant_on(tree, device)) is not None:
+                return constant
             strides = ix.contiguous_strides(tree.sizes)
             spec = (tree.sizes, tree.dtype, device, strides)
             options = {"device": device, "memory_format": torch.contiguous_format}

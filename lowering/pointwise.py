@@ -323,7 +323,10 @@ def to_copy(
     b: Builder, x: Tensor, *, dtype: torch.dtype | None = None, device: torch.device | None = None, layout: Any = None, **_: Any
 ) -> Tensor:
     if device is not None and torch.device(device) != x.device:
-        raise Refused("copy between devices")
+        moved = b.constant_on(x, torch.device(device)) if torch.device(device).index is not None else None
+        if moved is None:
+            raise Refused("copy between devices")
+        x = moved
     if layout not in (None, torch.strided):
         raise Refused(f"layout {layout}")
     return convert(x, dtype or x.dtype)

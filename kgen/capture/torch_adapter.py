@@ -35,6 +35,7 @@ from torch._functorch._aot_autograd.schemas import OutputType, SerializableAOTDi
 from torch._functorch.partitioners import OpTypes, min_cut_rematerialization_partition
 from torch._guards import TracingContext, detect_fake_mode
 from torch._higher_order_ops.invoke_subgraph import invoke_subgraph
+from torch._higher_order_ops.scan import ScanAutogradImpl, scan_op
 from torch._logging._internal import trace_log
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.compiler import config as compiler_config
@@ -120,7 +121,7 @@ def capture(
         decompositions={**decompositions.TABLE, **of_quantisation},
         keep_inference_input_mutations=True,
     )
-    with _aot_settings(cache_key), _trusted_bodies(gm):
+    with _aot_settings(cache_key), _trusted_bodies(gm), _gradients_apart(gm):
         return trace(gm, example_inputs)
 
 
@@ -143,6 +144,34 @@ def _trusted_bodies(gm: GraphModule) -> Iterator[None]:
         yield
     finally:
         invoke_subgraph._supports_training_input_mutation = before
+
+
+@contextmanager
+def _gradients_apart(gm: GraphModule) -> Iterator[None]:
+    """The gradients of what a scan has carried may be parts of one tensor, as those of a `cat` are: torch's loop backward
+    refuses operands that share memory. Here each part has memory of its own."""
+    if not gm.graph.find_nodes(op="call_function", target=scan_op):
+        yield
+        return
+    before = ScanAutogradImpl.call_backward
+
+    def call_backward(self: ScanAutogradImpl, *gradients: torch.Tensor) -> Any:
+        return before(self, *_apart(gradients))
+
+    ScanAutogradImpl.call_backward = call_backward  # type: ignore[method-assign]
+    try:
+        yield
+    finally:
+        ScanAutogradImpl.call_backward = before  # type: ignore[method-assign]
+
+
+def _apart(tensors: Sequence[torch.Tensor]) -> Iterator[torch.Tensor]:
+    """The tensors; those that share memory with one before them as copies."""
+    taken = set[int]()
+    for one in tensors:
+        storage = one.untyped_storage()._cdata
+        yield one.clone() if storage in taken else one
+        taken.add(storage)
 
 
 # ---- settings ----------------------------------------------------------------------------------------------------------

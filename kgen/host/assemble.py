@@ -101,6 +101,7 @@ class _Assembler:
         inputs = self._inputs()
         for name, tensor in self.graph.constants.items():
             self.constant_slots.append((self._new_slot(name), len(self.constants)))
+            tensor = tensor.to(self.graph.buffers[name].device)
             self.constants.append(_aligned(tensor) if name in self.aligned else tensor)
         for step in self.schedule.steps:
             if isinstance(step, Call):

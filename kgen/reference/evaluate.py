@@ -75,7 +75,7 @@ class _Machine:
                 equations.append((expr, int(actual), position))
         self._solve(equations)
         for name, constant in self.graph.constants.items():
-            self.tensors[name] = constant.detach()
+            self.tensors[name] = constant.detach().to(self.graph.buffers[name].device)
 
     def _bind_tensor(self, position: int, buffer: Buffer, actual: Any) -> list[tuple[Expr, int, int]]:
         wanted = f"{_short(buffer.dtype)}[{', '.join(map(str, buffer.sizes))}]"

@@ -1,4 +1,4 @@
-"""The second to seventh list of untuned blocks, at small sizes on a CPU, against float64."""
+"""The second to eighth list of untuned blocks, at small sizes on a CPU, against float64."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from bench.untuned.__main__ import LISTS, block_call
 from bench.untuned.block import Block
 
 pytestmark = pytest.mark.cpu
-BLOCKS = tuple(block for name in ("second", "third", "fourth", "fifth", "sixth", "seventh") for block in LISTS[name])
+BLOCKS = tuple(block for name in ("second", "third", "fourth", "fifth", "sixth", "seventh", "eighth") for block in LISTS[name])
 # Matmuls under autocast round to bfloat16, here and in eager.
-LOOSE = {"autocast mlp 3000x770", "autocast mlp 3000x770 step"}
+LOOSE = {"autocast mlp 3000x770": 1e-2, "autocast mlp 3000x770 step": 1e-2, "autocast unit 32x128x28 step": 3e-2}
 
 
 def _results(block: Block, dtype: torch.dtype, contender: str) -> Any:
@@ -30,10 +30,10 @@ def _results(block: Block, dtype: torch.dtype, contender: str) -> Any:
 def test_agrees_with_float64(block: Block) -> None:
     torch._dynamo.reset()
     exact = _results(block, torch.float64, "eager")
-    assert relative_error(_results(block, torch.float32, "kgen"), exact) < (1e-2 if block.name in LOOSE else 1e-4)
+    assert relative_error(_results(block, torch.float32, "kgen"), exact) < LOOSE.get(block.name, 1e-4)
 
 
-@pytest.mark.parametrize("name", ["second", "third", "fourth", "fifth", "sixth", "seventh"])
+@pytest.mark.parametrize("name", ["second", "third", "fourth", "fifth", "sixth", "seventh", "eighth"])
 def test_a_third_trains(name: str) -> None:
     blocks = LISTS[name]
     assert len(blocks) >= 60

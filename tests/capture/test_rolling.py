@@ -493,6 +493,26 @@ def test_kernels_do_not_grow(gradients: bool) -> None:
     assert len(kernels) == 1
 
 
+def fallen(x: Tensor, w: Tensor) -> Tensor:
+    """Positions and speeds under forces, joined: their gradients are parts of one tensor."""
+    speed, place = torch.zeros_like(x[:, 0]), torch.zeros_like(x[:, 0])
+    for k in range(x.shape[1]):
+        force = torch.tanh(speed @ w + x[:, k])
+        speed, place = speed + force * 0.1, place + speed * 0.1 + force * 0.005
+    return torch.cat([speed, place], 1)
+
+
+@pytest.mark.cpu
+def test_gradients_that_share_memory() -> None:
+    args = tensors((3, 12, 4), (4, 4))
+    got, counted = compiled(fallen, args, "on", True)
+    wanted = [one.clone().requires_grad_() for one in args]
+    result = fallen(*wanted)
+    for one, other in zip(got, [result, *_gradients(result, wanted)], strict=True):
+        torch.testing.assert_close(one.double(), other, rtol=1e-4, atol=1e-5)
+    assert counted["extern.scan"] == 2
+
+
 @pytest.mark.cpu
 def test_the_option() -> None:
     _, counted = compiled(rnn, tensors(*RNN), "off", False)
