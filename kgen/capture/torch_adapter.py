@@ -614,7 +614,12 @@ def is_asked_for() -> bool:
 def uses_cuda(gm: GraphModule) -> bool:
     """Whether some tensor of the graph, AOTAutograd's or Dynamo's, is on a CUDA device."""
     values = (value for node in gm.graph.nodes for value in _leaves(node.meta.get("val", node.meta.get("example_value"))))
-    return any(isinstance(value, torch.Tensor) and value.device.type == "cuda" for value in values)
+    return any(map(is_cuda, values))
+
+
+def is_cuda(value: object) -> bool:
+    """Whether a value is a tensor on a CUDA device."""
+    return isinstance(value, torch.Tensor) and value.device.type == "cuda"
 
 
 def has_right_scan() -> bool:
