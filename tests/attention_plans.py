@@ -17,6 +17,7 @@ from kgen.capture.decompositions import TABLE
 from kgen.capture.higher_order import expand
 
 from kgen.capture.rng import replace_random  # isort: skip  it defines an operator that the other one names
+from kgen.capture.masked_weights import simplify_masked_weights
 from kgen.capture.recompute_scores import recompute_scores
 from kgen.capture.sink_column import take_sinks_apart
 from kgen.capture.weighted_sums import split_weighted_sums
@@ -31,7 +32,8 @@ CPU = Only("cpp_attention", lambda configs: configs[0], also=tuple(f"cpp_attenti
 
 def before_split(whole: GraphModule) -> GraphModule:
     """The graph of forward and backward, with the rewrites for attention."""
-    whole = recompute_scores(split_weighted_sums(replace_random(whole), _yes), _yes)
+    whole = simplify_masked_weights(replace_random(whole))
+    whole = recompute_scores(split_weighted_sums(whole, _yes), _yes)
     return split_weighted_sums(take_sinks_apart(whole, _yes), _yes)
 
 

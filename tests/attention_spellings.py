@@ -134,9 +134,45 @@ def with_sink(q: Tensor, k: Tensor, v: Tensor, sink: Tensor) -> Tensor:
     return all_.softmax(-1)[..., :-1] @ v
 
 
+def doubly_masked(q: Tensor, k: Tensor, v: Tensor, keep: Tensor) -> Tensor:
+    """As encoders of speech do: rows that are padding as a whole give zeros."""
+    masked = keep[:, None, None, :].eq(0)
+    s = _scores(q, k).masked_fill(masked, torch.finfo(q.dtype).min)
+    return s.softmax(-1).masked_fill(masked, 0.0) @ v
+
+
+def clamped(q: Tensor, k: Tensor, v: Tensor, mask: Tensor) -> Tensor:
+    """OPT's: queries are scaled, and masks added to lowest numbers overflow."""
+    b, h, n, d = q.shape
+    s = torch.bmm((q * d**-0.5).reshape(b * h, n, d), k.reshape(b * h, n, d).transpose(1, 2)).view(b, h, n, n) + mask
+    s = torch.max(s, torch.tensor(torch.finfo(s.dtype).min, dtype=s.dtype)).view(b * h, n, n)
+    return torch.bmm(s.softmax(-1), v.reshape(b * h, n, d)).view(b, h, n, d)
+
+
+def added(q: Tensor, k: Tensor, v: Tensor, slopes: Tensor) -> Tensor:
+    """BLOOM's: the contraction adds the positions' part of scores."""
+    b, h, n, d = q.shape
+    keys, bias = k.reshape(b * h, n, d).transpose(1, 2), (slopes[:, None, None] * torch.arange(n)).to(q.dtype)
+    s = bias.repeat(b, 1, 1).baddbmm(q.reshape(b * h, n, d), keys, beta=1.0, alpha=d**-0.5)
+    rows, columns = _positions(s)
+    s = s.view(b, h, n, n).masked_fill(columns > rows, torch.finfo(s.dtype).min)
+    return torch.bmm(s.softmax(-1).view(b * h, n, n), v.reshape(b * h, n, d)).view(b, h, n, d)
+
+
+def scaled_queries(q: Tensor, k: Tensor, v: Tensor, keep: Tensor) -> Tensor:
+    s = torch.einsum("bhid,bhjd->bhij", q * 0.3, k)
+    s = s.masked_fill(~keep[:, None, None, :], -torch.finfo(s.dtype).max)
+    return torch.einsum("bhij,bhjd->bhid", s.softmax(-1), v)
+
+
+def _padding(n: int) -> Tensor:
+    """Of two sentences, the second one of which has half the length."""
+    return torch.arange(n) < torch.tensor([[n], [n // 2]])
+
+
 SPELLINGS = {
     "GPT-2": Spelling(gpt2),
-    "BERT": Spelling(bert, [lambda n: torch.arange(n) < torch.tensor([[n], [n // 2]])]),
+    "BERT": Spelling(bert, [_padding]),
     "ALiBi": Spelling(alibi),
     "T5": Spelling(t5, [lambda n: _random(5, 31, 4)], learned=True),
     "softcap": Spelling(softcap),
@@ -148,6 +184,10 @@ SPELLINGS = {
     "QK norm and rotary": Spelling(normed_and_rotated),
     "grouped heads": Spelling(grouped, heads=(4, 2)),
     "sink": Spelling(with_sink, [lambda n: _random(6, 4)], learned=True),
+    "doubly masked": Spelling(doubly_masked, [_padding]),
+    "clamped": Spelling(clamped, [lambda n: torch.zeros(2, 1, 1, n).masked_fill(~_padding(n)[:, None, None], -1e4)]),
+    "added": Spelling(added, [lambda n: 0.1 * _random(7, 4).abs()]),
+    "scaled queries": Spelling(scaled_queries, [_padding]),
 }
 
 

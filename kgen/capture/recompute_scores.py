@@ -351,14 +351,13 @@ def _take_sums_apart(gm: GraphModule) -> None:
     for node in dict.fromkeys(one for one in made if one.target is aten.baddbmm.default):
         addend, left, right = node.args
         beta, alpha = (node.kwargs.get(name, 1) for name in ("beta", "alpha"))
-        calls, value = Calls(gm.graph, node), node.meta["val"]
+        calls = Calls(gm.graph, node)
         with gm.graph.inserting_before(node):
             whole = calls._call(aten.bmm.default, left, right)
             whole = whole if alpha == 1 else calls._call(aten.mul.Tensor, whole, alpha)
             if beta != 0:  # what is multiplied by 0 is not read: it may be memory that nobody has written
                 addend = addend if beta == 1 else calls._call(aten.mul.Tensor, addend, beta)
                 whole = calls._call(aten.add.Tensor, whole, addend)
-        assert whole.meta["val"].shape == value.shape and whole.meta["val"].dtype is value.dtype
         node.replace_all_uses_with(whole)
         gm.graph.erase_node(node)
 
@@ -795,11 +794,26 @@ def _is_transparent(node: Node, size: int) -> bool:
     """Whether a node has the elements of another one, in order, but for rounding."""
     if node.target in SAME:
         return bool(node.meta["val"].dtype.is_floating_point)
-    return node.target in IN_ORDER and _keeps_rows(_args(node)[0].meta["val"].shape, node.meta["val"].shape, size)
+    if not _moves_in_order(node):
+        return False
+    return _keeps_rows(_args(node)[0].meta["val"].shape, node.meta["val"].shape, size)
+
+
+def _moves_in_order(node: Node) -> bool:
+    """Whether a node is a view of a tensor's elements in their order, or of fewer that are expanded. Axes of one element may be
+    anywhere, as `einsum` has them."""
+    if node.target is aten.permute.default:
+        source, axes = _args(node)
+        shape = source.meta["val"].shape
+        moved = [axis % len(shape) for axis in axes if shape[axis] != 1]
+        return moved == sorted(moved)
+    return node.target in IN_ORDER or node.target in (aten.unsqueeze.default, aten.squeeze.dim, aten.squeeze.dims)
 
 
 def _keeps_rows(before: Sequence[int], after: Sequence[int], size: int) -> bool:
-    return math.prod(before) == math.prod(after) and bool(before) and bool(after) and before[-1] == after[-1] == size
+    """Whether rows of `size` elements stay rows, but for axes of one element."""
+    ends = [next((n for n in reversed(shape) if n != 1), 0) for shape in (before, after)]
+    return math.prod(before) == math.prod(after) and ends == [size, size]
 
 
 def _times(one: Factors, other: Factors) -> Factors:

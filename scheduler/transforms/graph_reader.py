@@ -22,7 +22,26 @@ from kgen.scheduler.transforms.softmax_form import Weights, weights_in
 COMPUTATIONS = (ir.Pointwise, ir.Reduction, ir.Contraction, ir.Operation)
 # They make finite numbers of such.
 MODERATE = frozenset(
-    ("add", "sub", "mul", "neg", "tanh", "cast", "round_to", "index", "where", "and", "or", "not", "lt", "le", "gt", "ge", "eq", "ne")
+    (
+        "add",
+        "sub",
+        "mul",
+        "neg",
+        "tanh",
+        "cast",
+        "round_to",
+        "index",
+        "where",
+        "and",
+        "or",
+        "not",
+        "lt",
+        "le",
+        "gt",
+        "ge",
+        "eq",
+        "ne",
+    )
 )
 # Elementwise nodes, one reading the other, that are looked through.
 MOST_NODES = 48
@@ -77,6 +96,7 @@ class Reader:
     known: dict[Value, Value | None] = field(default_factory=dict)
     whole: dict[Value, Value] = field(default_factory=dict)  # values by what they are inlined to
     found: dict[Value, list[Value]] = field(default_factory=dict)  # the loads of values
+    finite: dict[str, bool] = field(default_factory=dict)  # whether elementwise nodes make finite numbers of such
     inputs: dict[int, tuple[ir.Node, tuple[str, ...]]] = field(default_factory=dict)  # nodes by identity, and what they read
 
     @classmethod
@@ -229,9 +249,12 @@ class Reader:
     def _is_finite_of_finite(self, value: Value) -> bool:
         """Whether one operation makes finite numbers of such."""
         if value.op == "load":
-            maker = self.makers.get(value.attr[0])
-            whole = maker is None or ir.is_contraction(maker) or not isinstance(maker, ir.Pointwise)
-            return not value.dtype.is_floating_point or (ir.is_contraction(maker) if whole else self._is_finite(maker.value))
+            maker = None if value.dtype is torch.bool else self.makers.get(value.attr[0])
+            if isinstance(maker, ir.Pointwise):
+                if maker.out not in self.finite:
+                    self.finite[maker.out] = self._is_finite(maker.value)
+                return self.finite[maker.out]
+            return not value.dtype.is_floating_point or (maker is not None and ir.is_contraction(maker))
         if value.op == "const":
             return math.isfinite(value.attr)
         if value.op == "truediv":

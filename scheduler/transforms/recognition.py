@@ -58,8 +58,8 @@ MOST_CANDIDATES = 6
 class Recognised:
     """A place where a program stands: the node that may take the place of whoever makes `out`. What it makes besides is
     `shared`. Where `split`, it makes a part of it, and other nodes the rest. Where it needs other programs beside it, so that
-    nobody reads what its contractions make, `beside` are their names and its own. `from_memory` is it with operands read that it
-    would compute, if there are such."""
+    nobody reads what its contractions make, `beside` are their names and its own. `from_memory` has operands read that it would
+    compute, if there are such."""
 
     out: str
     operation: ir.Operation

@@ -330,6 +330,13 @@ def test_dropout_saves_nothing_large(split):
     assert not split.sums_of_scores()
 
 
+def test_on_a_gpu_dropout_saves_what_it_keeps(split, monkeypatch):
+    """Each kernel of backward would draw all random numbers again."""
+    monkeypatch.setattr(torch_adapter, "is_cuda", lambda _: True)
+    gradients(lambda q, k, v: F.dropout(scores(q, k).softmax(-1), 0.3) @ v, QKV)
+    assert [name for name, size in split.saved().items() if size >= MATRIX] == ["gt"]
+
+
 @pytest.mark.every(2)
 @pytest.mark.parametrize("name", SPELLINGS)
 def test_backward_adds_up_no_scores_along_keys(name, split):

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.attention.flex_attention as flex_module
+import torch.nn.functional as F
 from torch import Tensor
 from torch.nn.attention.flex_attention import AuxRequest, create_block_mask, flex_attention
 
@@ -21,6 +22,7 @@ from kgen.scheduler.analysis.memory import writes
 from kgen.scheduler.transforms.recognition import recognised
 from kgen.scheduler.transforms.subgraph_extraction import extract_subgraph
 from kgen.templates import registry
+from kgen.verdict import Reason
 from tests.attention_plans import GPU, training_plans
 from tests.attention_spellings import LEARNED, SPELLINGS, Spelling
 from tests.scheduler.selection.test_safe_choices import planned
@@ -29,10 +31,12 @@ from tests.templates.triton.test_triton_attention import edges_of, problem_of
 LENGTH, HEAD = 96, 16
 # Kernels of forward and of backward on a GPU, where templates take both: backward has one for values, one for queries and keys,
 # and the sums of rows. Gradients of heads that share keys are added up in one more, and so are those of a sink, whose share of
-# each row is taken off in a kernel of forward; a table has two more. On CPUs no launch is saved: both have one each.
+# each row is taken off in a kernel of forward; a table has two more. On CPUs no launch is saved: both have one each. What
+# forward makes of queries and positions alone is a kernel, where backward reads it.
 TAKEN = {
     "GPT-2": (1, 3), "BERT": (1, 3), "ALiBi": (1, 3), "softcap": (1, 3), "sliding window": (1, 3), "prefix": (1, 3),
     "documents": (1, 3), "grouped heads": (1, 4), "sink": (2, 4), "T5": (1, 5),
+    "doubly masked": (1, 3), "clamped": (2, 3), "added": (2, 3), "scaled queries": (2, 3),
 }  # fmt: skip
 # Differential attention is two softmaxes. SDPA of a norm's result stays a call of the library in a training step.
 ALL = {**TAKEN, "differential": (2, 5), "learned differential": (2, 7), "QK norm and rotary": (3, 3)}
@@ -166,6 +170,24 @@ def test_a_sinks_column_comes_first() -> None:
     problem, configs = problem_of(SPELLINGS["sink"].function, *SPELLINGS["sink"].arguments(256, HEAD, torch.bfloat16))
     config = next(c for c in configs if (c.BLOCK_M, c.BLOCK_N) == (64, 32))
     assert [edges_of(problem, config, row)[-1] for row in range(0, 256, 64)] == [65, 129, 193, 257]
+
+
+def normed(q: Tensor, k: Tensor, v: Tensor, scale: Tensor) -> Tensor:
+    q, k = F.normalize(q, dim=-1), F.normalize(k, dim=-1)
+    return (q @ k.transpose(-2, -1) * scale.exp()).softmax(-1) @ v
+
+
+def test_operands_are_stored_where_templates_were_not_measured_computing_them() -> None:
+    """Of the default mode on a GPU. A program that a template has with operands in memory is no reason to store scores."""
+    args = [torch.randn(2, 12, 512, 64, dtype=torch.bfloat16) for _ in range(3)]
+    plan = planned(normed, *args, torch.zeros(12, 1, 1, dtype=torch.bfloat16))
+    assert templates(plan) == ["triton_attention"]
+    assert any(one.reason is Reason.OPERAND_STORED for one in plan.verdicts)
+    assert len(planned(scaled, *args).steps) == 1  # a number becomes part of the scores
+
+
+def scaled(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    return ((q * 0.3) @ k.transpose(-1, -2)).softmax(-1) @ v
 
 
 def test_forward_alone_is_one_kernel_of_a_template() -> None:
