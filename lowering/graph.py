@@ -59,6 +59,8 @@ LIFTS = ("aten.lift_fresh.default", "aten.lift_fresh_copy.default")
 STEPS = 8
 # Operations that belong to a row, which each of its elements may compute again: more are stored for the row.
 CHEAP_OF_ROWS = 12
+# Of these, what is stored whoever reads it: where all elements together would compute so much, tens of microseconds of a GPU.
+DEAR_OF_ROWS, DEAR_WORK = 32, 1 << 29
 # Operators that may read what each of them computes again.
 MOST_READERS = 3
 # Operators that read elements at positions from data, and of how many elements they may read one.
@@ -334,6 +336,7 @@ class _Lowering:
             )
         if self.builder.numerics == "eager" and result.dtype in ops.NARROW_FLOATS:
             result = result.with_value(vs.cast(result.value, result.dtype))
+        result = self._with_dear_rows_stored(result)
         if result.value.op == "load" or not self._should_store(read, result):
             return result
         cheap = _cheap_on_gpu(read, result) if self._is_large_on_gpu(result) else CHEAP
@@ -342,6 +345,13 @@ class _Lowering:
             if not self._should_store(read, thin):
                 return thin
         return self._stored_narrow(node, result) or self.builder.realize(result)
+
+    def _with_dear_rows_stored(self, tensor: Tensor) -> Tensor:
+        """The tensor with values of rows in memory that would take a GPU longer, computed for each of its elements."""
+        elements = tensor.numel().as_int() or 0
+        if not self.context.inlining or not self.builder.on_gpu(tensor.device) or elements < DEAR_WORK // MAX_COST:
+            return tensor
+        return with_row_values_stored(self.builder, tensor, max(DEAR_OF_ROWS, DEAR_WORK // elements))
 
     def _may_be(self, expected: ir.Sizes, sizes: ir.Sizes) -> bool:
         """Whether the sizes are equal in the example inputs, as far as these say: one size may have two names."""

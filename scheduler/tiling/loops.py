@@ -205,7 +205,7 @@ def ordered(kernel: Kernel, touches: list[Touch], sizes: Sizes) -> Kernel:
     def mean_stride(v: Var) -> float:
         total, norm = 0.0, 0.0
         for t in touches:
-            stride = stride_along(t.offset, v, sizes)
+            stride = usual_stride(t.offset, v, sizes)
             if stride:
                 share = t.distinct * (2.0 if t.store else 1.0)
                 total += share * _log2(abs(stride))
