@@ -337,7 +337,8 @@ class _Lowering:
         if self.builder.numerics == "eager" and result.dtype in ops.NARROW_FLOATS:
             result = result.with_value(vs.cast(result.value, result.dtype))
         result = self._with_dear_rows_stored(result)
-        if result.value.op == "load" or not self._should_store(read, result):
+        kept = self.context.inlining and self._is_kept_operand(read, result)
+        if not kept and (result.value.op == "load" or not self._should_store(read, result)):
             return result
         cheap = _cheap_on_gpu(read, result) if self._is_large_on_gpu(result) else CHEAP
         if self.context.inlining and remaining_cost(result) <= cheap and not self._is_multiplied(read):
@@ -407,6 +408,14 @@ class _Lowering:
         full = [v for v in reads if self._is_full(v, tensor)]
         saves = self._saves_traffic(node, tensor, full, reads)
         return self._streams(node, tensor, full) > 1 or cost > (self._cheap(node, tensor) if saves else CHEAP)
+
+    def _is_kept_operand(self, node: Node, tensor: Tensor) -> bool:
+        """Whether the graph gives its elements away, and multiplies them: as an operand it is stored as well where its elements
+        are picked with divisions, as those of an upsampled image are, and that would be a second copy."""
+        if node not in self.builder.owners or not self._is_large_on_gpu(tensor) or not self._is_multiplied(node):
+            return False
+        picked = (e for load in vs.loads([tensor.value]) for e in load.attr[1])
+        return any(isinstance(atom, ix.FloorDiv | ix.Mod) for e in picked for atom in _parts(e))
 
     def _is_fast(self, node: Node, tensor: Tensor) -> bool:
         """Whether it is made of 16-bit numbers that are in memory already, and no matmul reads what is made of it. What a
@@ -491,6 +500,11 @@ def _listed(owner: torch.Tensor, sizes: ir.Sizes) -> Tensor | None:
         return None
     found = in_runs(owner.tolist(), axes(sizes)[0].expr())
     return None if found is None else Tensor(sizes, owner.dtype, owner.device, vs.index_value(found))
+
+
+def _parts(index: Expr) -> frozenset[Any]:
+    """The factors of an index's terms."""
+    return frozenset(atom for term, _ in index.terms for atom in term)
 
 
 def _is_large(tensor: Tensor) -> bool:
