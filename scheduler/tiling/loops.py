@@ -193,8 +193,8 @@ def _steps(offset: Expr, v: Var, sizes: Sizes, count: int) -> list[int]:
     def at(k: int) -> int:
         return int(ix.evaluate(offset, lambda atom: middle + k if atom is v else _middle_of(atom, sizes)))
 
-    places = [at(k) for k in range(count + 1)]
-    return [after - before for before, after in itertools.pairwise(places)]
+    offsets = [at(k) for k in range(count + 1)]
+    return [after - before for before, after in itertools.pairwise(offsets)]
 
 
 def _middle_of(atom: Atom, sizes: Sizes) -> int:
