@@ -146,7 +146,7 @@ def _with_vectors(b: Builder, x: Tensor, y: Tensor) -> Tensor | None:
     if (
         elements < LEAST_OF_STATES
         or not b.on_gpu(x.device)
-        or not (_is_state(b, matrix) or _is_read_beside(b.current.args[2 - dim]))
+        or not (_is_state(b, matrix) or _is_read_beside(b.current, 2 - dim))
     ):
         return None
     rows, depth, columns = matrix.indices if dim == 1 else (*matrix.indices[:2], matrix.indices[2])
@@ -165,8 +165,10 @@ def _is_state(b: Builder, matrix: Tensor) -> bool:
     )
 
 
-def _is_read_beside(node: Any) -> bool:
-    """Whether other operators read the tensor, too, or what it is a view of."""
+def _is_read_beside(matmul: Node, position: int) -> bool:
+    """Whether other operators read an operand of the matmul, too, or what it is a view of."""
+    plain = matmul.target is torch.ops.aten.bmm.default
+    node = matmul.args[position] if plain else None
     while isinstance(node, Node):
         if len(node.users) > 1:
             return True
