@@ -160,8 +160,8 @@ class Builder:
         value = self.graph.constants[name] if name in self.literals else None
         if name is None or value is None or not value.is_contiguous():
             return None
-        held = (n for n, t in self.graph.constants.items() if t is value and self.graph.buffers[n].device == device)
-        copy = next(held, None)
+        there = (n for n, t in self.graph.constants.items() if t is value and self.graph.buffers[n].device == device)
+        copy = next(there, None)
         if copy is None:
             copy = self.fresh(name)
             self.graph.buffers[copy] = replace(self.graph.buffers[name], name=copy, device=device)

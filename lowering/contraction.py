@@ -8,6 +8,7 @@ from functools import partial
 from typing import Any
 
 import torch
+from torch.fx import Node
 
 from kgen.ir import index as ix
 from kgen.ir import nodes as ir
@@ -20,6 +21,13 @@ from kgen.lowering.builder import Builder
 from kgen.lowering.few_terms import are_few, written_out
 from kgen.lowering.reduction import reduce
 from kgen.lowering.tensor import Tensor, at, broadcast, indices, is_empty
+
+# Types whose matmuls tensor cores round, or do not have: their elements are multiplied one by one.
+EXACT = (torch.float32, torch.float64)
+# Elements of all matrices that are multiplied by a vector each: below, launches take longer than memory.
+LEAST_OF_STATES = 1 << 20
+# Operations for an element of a state at least: a decay, and what is added.
+STEPS_OF_STATES = 2
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,6 +99,8 @@ def _matmul(
             return written
     if bias is None and not kwargs and (repeated := _repeated(b, x, y)) is not None:
         return repeated
+    if bias is None and not kwargs and (row_sums := _with_vectors(b, x, y)) is not None:
+        return row_sums
     used = {name: number for name, number in kwargs.items() if number != 1 or name not in ("alpha", "beta")}
     wrap = partial(_node, b, matmul) if plain else None
     result: Tensor = fallback.extern(b, b.current, args, used, "contraction without a template", wrap)
@@ -124,6 +134,49 @@ def _repeated(b: Builder, x: Tensor, y: Tensor) -> Tensor | None:
     [result] = b.extern(b.current.target, (row, column), {}, [made], reason, wrap=partial(_node, b, matmul))
     assert result is not None
     return broadcast(result, whole)
+
+
+def _with_vectors(b: Builder, x: Tensor, y: Tensor) -> Tensor | None:
+    """Matrices in float32 that a GPU has just computed, or reads anyway, times a vector each, as sums of rows or columns; else
+    None. What updates a state and reads it is one kernel then: a library reads it from memory."""
+    matrix, dim = (x, 2) if y.sizes[-1] == 1 else (y, 1)
+    if x.rank != 3 or 1 not in (x.sizes[1], y.sizes[2]) or x.dtype != y.dtype or x.dtype not in EXACT:
+        return None
+    elements = matrix.numel().as_int() or 0
+    if (
+        elements < LEAST_OF_STATES
+        or not b.on_gpu(x.device)
+        or not (_is_state(b, matrix) or _is_read_beside(b.current, 2 - dim))
+    ):
+        return None
+    rows, depth, columns = matrix.indices if dim == 1 else (*matrix.indices[:2], matrix.indices[2])
+    left, right = ((rows, ix.ZERO, depth), matrix.indices) if dim == 1 else (matrix.indices, (rows, columns, ix.ZERO))
+    return reduce(b, "sum", matrix.with_value(vs.call("mul", at(x, left), at(y, right))), [dim], True)
+
+
+def _is_state(b: Builder, matrix: Tensor) -> bool:
+    """Whether arithmetic has made it: a cache that keys are joined to is none."""
+    value = matrix.value
+    if value.op == "load" and value.attr[0] in b.stored:
+        value = b.stored[value.attr[0]]
+    return (
+        sum(v.dtype.is_floating_point and v.op in ops.OPS and v.op != "where" for v in vs.topological([value]))
+        >= STEPS_OF_STATES
+    )
+
+
+def _is_read_beside(matmul: Node, position: int) -> bool:
+    """Whether other operators read an operand of the matmul, too, or what it is a view of."""
+    plain = matmul.target is torch.ops.aten.bmm.default
+    node = matmul.args[position] if plain else None
+    while isinstance(node, Node):
+        if len(node.users) > 1:
+            return True
+        schema = getattr(node.target, "_schema", None)
+        if schema is None or schema.returns[0].alias_info is None:
+            return False
+        node = node.args[0]
+    return False
 
 
 def _times_number(tensor: Tensor, number: Tensor) -> Tensor:

@@ -59,6 +59,8 @@ LIFTS = ("aten.lift_fresh.default", "aten.lift_fresh_copy.default")
 STEPS = 8
 # Operations that belong to a row, which each of its elements may compute again: more are stored for the row.
 CHEAP_OF_ROWS = 12
+# Of these, what is stored whoever reads it: where all elements together would compute so much, tens of microseconds of a GPU.
+DEAR_OF_ROWS, DEAR_WORK = 32, 1 << 29
 # Operators that may read what each of them computes again.
 MOST_READERS = 3
 # Operators that read elements at positions from data, and of how many elements they may read one.
@@ -334,7 +336,9 @@ class _Lowering:
             )
         if self.builder.numerics == "eager" and result.dtype in ops.NARROW_FLOATS:
             result = result.with_value(vs.cast(result.value, result.dtype))
-        if result.value.op == "load" or not self._should_store(read, result):
+        result = self._with_dear_rows_stored(result)
+        kept = self.context.inlining and self._is_kept_operand(read, result)
+        if not kept and (result.value.op == "load" or not self._should_store(read, result)):
             return result
         cheap = _cheap_on_gpu(read, result) if self._is_large_on_gpu(result) else CHEAP
         if self.context.inlining and remaining_cost(result) <= cheap and not self._is_multiplied(read):
@@ -342,6 +346,13 @@ class _Lowering:
             if not self._should_store(read, thin):
                 return thin
         return self._stored_narrow(node, result) or self.builder.realize(result)
+
+    def _with_dear_rows_stored(self, tensor: Tensor) -> Tensor:
+        """The tensor with values of rows in memory that would take a GPU longer, computed for each of its elements."""
+        elements = tensor.numel().as_int() or 0
+        if not self.context.inlining or not self.builder.on_gpu(tensor.device) or elements < DEAR_WORK // MAX_COST:
+            return tensor
+        return with_row_values_stored(self.builder, tensor, max(DEAR_OF_ROWS, DEAR_WORK // elements))
 
     def _may_be(self, expected: ir.Sizes, sizes: ir.Sizes) -> bool:
         """Whether the sizes are equal in the example inputs, as far as these say: one size may have two names."""
@@ -397,6 +408,14 @@ class _Lowering:
         full = [v for v in reads if self._is_full(v, tensor)]
         saves = self._saves_traffic(node, tensor, full, reads)
         return self._streams(node, tensor, full) > 1 or cost > (self._cheap(node, tensor) if saves else CHEAP)
+
+    def _is_kept_operand(self, node: Node, tensor: Tensor) -> bool:
+        """Whether the graph gives its elements away, and multiplies them: as an operand it is stored as well where its elements
+        are picked with divisions, as those of an upsampled image are, and that would be a second copy."""
+        if node not in self.builder.owners or not self._is_large_on_gpu(tensor) or not self._is_multiplied(node):
+            return False
+        picked = (e for load in vs.loads([tensor.value]) for e in load.attr[1])
+        return any(isinstance(atom, ix.FloorDiv | ix.Mod) for e in picked for atom in _parts(e))
 
     def _is_fast(self, node: Node, tensor: Tensor) -> bool:
         """Whether it is made of 16-bit numbers that are in memory already, and no matmul reads what is made of it. What a
@@ -481,6 +500,11 @@ def _listed(owner: torch.Tensor, sizes: ir.Sizes) -> Tensor | None:
         return None
     found = in_runs(owner.tolist(), axes(sizes)[0].expr())
     return None if found is None else Tensor(sizes, owner.dtype, owner.device, vs.index_value(found))
+
+
+def _parts(index: Expr) -> frozenset[Any]:
+    """The factors of an index's terms."""
+    return frozenset(atom for term, _ in index.terms for atom in term)
 
 
 def _is_large(tensor: Tensor) -> bool:

@@ -22,9 +22,9 @@ MIN_REPEATS = 16
 BOUND = ("assert", *ops.RANDOM)
 
 
-def with_row_values_stored(b: Builder, tensor: Tensor) -> Tensor:
-    """The tensor, with its values of rows in buffers of their own."""
-    row_values = _row_values(tensor)
+def with_row_values_stored(b: Builder, tensor: Tensor, least: int = 0) -> Tensor:
+    """The tensor, with its values of rows in buffers of their own: those that cost so much at least."""
+    row_values = {value for value in _row_values(tensor) if vs.total_cost([value]) >= least}
     if not row_values:
         return tensor
 

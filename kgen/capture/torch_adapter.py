@@ -418,20 +418,45 @@ def _norms_are_sums() -> Iterator[None]:
         partitioners.get_default_op_list = known
 
 
+# What interpolations make of counts, to find the points that they read; more steps than this are no interpolation's.
+_OF_COUNTS = frozenset({
+    torch.ops.aten._to_copy, torch.ops.aten.add, torch.ops.aten.sub, torch.ops.aten.mul, torch.ops.aten.div,
+    torch.ops.aten.floor,
+    torch.ops.aten.clamp, torch.ops.aten.clamp_min, torch.ops.aten.clamp_max, torch.ops.aten.minimum, torch.ops.aten.maximum,
+    torch.ops.aten.remainder, torch.ops.aten.unsqueeze, torch.ops.aten.view,
+})  # fmt: skip
+_MOST_STEPS = 24
+
+
 def _count_again(forward: GraphModule, backward: GraphModule) -> None:
-    """Backward counts again what forward has saved of that: numbers from memory could be any, and the gradient of
-    ``x[arange(n), labels]`` would be a scatter."""
-    counted = {node.name: node for node in forward.graph.nodes if _is_count(node)}
+    """Backward counts again what forward has saved of that, and what is made of it point by point: numbers from memory could
+    be any, and the gradient of ``x[arange(n), labels]``, or of an interpolation's nearest points, would be a scatter."""
+    counted: dict[str, list[torch.fx.Node]] = {}
+    for node in forward.graph.nodes:
+        if (steps := _count_steps(node, counted)) is not None:
+            counted[node.name] = steps
     saved = [node for node in backward.graph.find_nodes(op="placeholder") if node.name in counted]
+    again: dict[torch.fx.Node, torch.fx.Node] = {}
+    first = _first_call(backward)
     for node in saved:
-        with backward.graph.inserting_before(_first_call(backward)):
-            node.replace_all_uses_with(backward.graph.node_copy(counted[node.name]))
+        with backward.graph.inserting_before(first):
+            for step in counted[node.name]:
+                if step not in again:
+                    again[step] = backward.graph.node_copy(step, again.__getitem__)
+            node.replace_all_uses_with(again[counted[node.name][-1]])
     if saved:
         backward.recompile()
 
 
-def _is_count(node: torch.fx.Node) -> bool:
-    return getattr(node.target, "overloadpacket", None) is torch.ops.aten.arange and not node.all_input_nodes
+def _count_steps(node: torch.fx.Node, counted: dict[str, list[torch.fx.Node]]) -> list[torch.fx.Node] | None:
+    """What makes a count, in order, the node last; None of other nodes. `counted` has the nodes in front of it."""
+    packet, before = getattr(node.target, "overloadpacket", None), node.all_input_nodes
+    if not before:
+        return [node] if packet is torch.ops.aten.arange else None
+    if packet not in _OF_COUNTS or any(one.name not in counted for one in before):
+        return None
+    steps = [*dict.fromkeys(step for one in before for step in counted[one.name]), node]
+    return steps if len(steps) <= _MOST_STEPS else None
 
 
 # Finite numbers from here on are no elements of tensors.

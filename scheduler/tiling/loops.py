@@ -8,6 +8,7 @@ memory as one are collapsed.
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
@@ -45,6 +46,8 @@ GATHERING = 64
 # Points that a vector loop has at least after it was split: of a run of memory, and of neighbouring columns, which are whole
 # cache lines.
 MIN_LANES, MIN_COLUMNS = 8, 32
+# Points that read one element, and the next, at most: an image is upsampled by as much.
+MOST_REPEATS = 8
 SCAN_ALONG = 1.3  # a scan along the lanes needs a step for each doubling of their distance; across them it needs one
 
 
@@ -171,13 +174,27 @@ def usual_stride(offset: Expr, v: Var, sizes: Sizes) -> int | None:
     exact = stride_along(offset, v, sizes)
     if exact is not None or any(isinstance(atom, ix.Indirect) for atom in ix.free_atoms(offset)):
         return exact
+    first, second = _steps(offset, v, sizes, 2)
+    return first if first == second else None
+
+
+def runs_along(offset: Expr, v: Var, sizes: Sizes) -> bool:
+    """Whether neighbours along a loop read neighbours, or several of them one element, as of a row that is upsampled."""
+    stride = usual_stride(offset, v, sizes)
+    if stride is not None or any(isinstance(atom, ix.Indirect) for atom in ix.free_atoms(offset)):
+        return stride == 1
+    return set(_steps(offset, v, sizes, MOST_REPEATS)) == {0, 1}
+
+
+def _steps(offset: Expr, v: Var, sizes: Sizes, count: int) -> list[int]:
+    """What the offset grows by from the middle of a loop on, point by point."""
     middle = sizes.of(v.extent) // 2
 
     def at(k: int) -> int:
         return int(ix.evaluate(offset, lambda atom: middle + k if atom is v else _middle_of(atom, sizes)))
 
-    first, second = at(1) - at(0), at(2) - at(1)
-    return first if first == second else None
+    offsets = [at(k) for k in range(count + 1)]
+    return [after - before for before, after in itertools.pairwise(offsets)]
 
 
 def _middle_of(atom: Atom, sizes: Sizes) -> int:
@@ -205,7 +222,8 @@ def ordered(kernel: Kernel, touches: list[Touch], sizes: Sizes) -> Kernel:
     def mean_stride(v: Var) -> float:
         total, norm = 0.0, 0.0
         for t in touches:
-            stride = stride_along(t.offset, v, sizes)
+            # of a sum's loops the contiguous one goes inside, whatever a division hides of the strides of others
+            stride = (usual_stride if v in kernel.inner else stride_along)(t.offset, v, sizes)
             if stride:
                 share = t.distinct * (2.0 if t.store else 1.0)
                 total += share * _log2(abs(stride))

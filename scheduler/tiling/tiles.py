@@ -31,6 +31,7 @@ from kgen.scheduler.tiling.loops import (
     linearized,
     ordered,
     rejoined,
+    runs_along,
     stride_along,
     unflattened,
     usual_stride,
@@ -326,10 +327,10 @@ def _second_axis(kernel: Kernel, touches: list[Touch], sizes: Sizes) -> Var | No
     weights: dict[Var, int] = {}
     for touch in touches:
         stride = usual_stride(touch.offset, fast, sizes)
-        if stride is not None and abs(stride) <= 1:
+        if (stride is not None and abs(stride) <= 1) or runs_along(touch.offset, fast, sizes):
             continue
         for v in kernel.outer[:-1]:
-            if usual_stride(touch.offset, v, sizes) == 1 and sizes.of(v.extent) >= MIN_TILE:
+            if runs_along(touch.offset, v, sizes) and sizes.of(v.extent) >= MIN_TILE:
                 weights[v] = weights.get(v, 0) + touch.distinct
     return max(weights, key=lambda v: weights[v]) if weights else None
 

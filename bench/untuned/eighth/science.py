@@ -282,7 +282,7 @@ def local_distances(predicted: Tensor, truth: Tensor, mask: Tensor) -> Tensor:
 
 
 def corrected_contacts(msa: Tensor, weight_of: Tensor) -> Tensor:
-    """Covariances of one-hot columns of an alignment, norms of 21x21 blocks, average product correction."""
+    """Covariances of one-hot columns of an alignment, norms of 21x21 blocks, average correction of both ends."""
     _s, n = msa.shape
     x = F.one_hot(msa, 21).to(weight_of.dtype).flatten(1)
     w = weight_of.sigmoid()
@@ -367,15 +367,15 @@ def reweighted_squares(x: Tensor, y: Tensor, beta: Tensor) -> tuple[Tensor, Tens
 
 
 def parzen_information(fixed: Tensor, moving: Tensor) -> Tensor:
-    """Registration by mutual information: soft joint histograms of 32 bins as a matmul, entropies."""
+    """Registration by mutual information: soft shared histograms of 32 bins as a matmul, entropies."""
     bins = torch.linspace(-2, 2, 32, device=fixed.device, dtype=fixed.dtype)
 
     def soft(t: Tensor) -> Tensor:
         return F.normalize(torch.exp(-((t[..., None] - bins) ** 2) * 60) + 1e-6, p=1.0, dim=-1)
 
-    joint = soft(fixed).mT @ soft(moving) / fixed.shape[1]
-    pa, pb = joint.sum(2, keepdim=True), joint.sum(1, keepdim=True)
-    return -(joint * (joint / (pa * pb)).log()).sum((1, 2))
+    shared = soft(fixed).mT @ soft(moving) / fixed.shape[1]
+    pa, pb = shared.sum(2, keepdim=True), shared.sum(1, keepdim=True)
+    return -(shared * (shared / (pa * pb)).log()).sum((1, 2))
 
 
 def normal_scores(x: Tensor, low: Tensor) -> tuple[Tensor, Tensor]:
@@ -431,7 +431,7 @@ def minimal_hashes(tokens: Tensor, a: Tensor, b: Tensor) -> tuple[Tensor, Tensor
 
 
 def packed_rows(lengths: Tensor, tokens: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Documents into one padded matrix: ends by a running sum, rows found by bisection, positions, labels one ahead."""
+    """Documents into one padded matrix: ends by a running sum, rows found by bisection, positions, the next ones as labels."""
     size = lengths % 64 + 1
     ends = size.cumsum(0)
     at = torch.arange(len(tokens), device=tokens.device)

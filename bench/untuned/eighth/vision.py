@@ -97,7 +97,7 @@ def energy_gate(x: Tensor) -> Tensor:
     return x * torch.sigmoid(energy)
 
 
-def neighbour_channels(x: Tensor, w: Tensor, skip: Tensor) -> Tensor:
+def adjacent_channels(x: Tensor, w: Tensor, skip: Tensor) -> Tensor:
     """ECA: pooled channels convolved with their neighbours, a sigmoid gate, a residual, relu."""
     pooled = F.adaptive_avg_pool2d(x, 1).squeeze(-1).transpose(-1, -2)
     gate = F.conv1d(pooled, w, padding=w.shape[-1] // 2).transpose(-1, -2).unsqueeze(-1)
@@ -240,7 +240,7 @@ def range_normals(depth: Tensor, camera: Tensor) -> Tensor:
 
 
 def gaussian_rectangles(p: Tensor, t: Tensor, weight_of: Tensor) -> Tensor:
-    """ProbIoU: rotated boxes as Gaussians, the Bhattacharyya distance, weighted."""
+    """ProbIoU: rotated rectangles as Gaussians, the Bhattacharyya distance, weighted."""
 
     def parts(r: Tensor) -> tuple[Tensor, ...]:
         x, y, w, h, a = r.unbind(-1)
@@ -470,7 +470,7 @@ BLOCKS: tuple[Block, ...] = (
     Sized(energy_gate, lambda m, b, c, h, w: [m(b, c, h, w)], (2, 3, 5, 7)).block(
         "energy gate", 32, 256, 56, 55, training=True
     ),
-    Sized(neighbour_channels, lambda m, b, c, h: [image(m, b, c, h, h), m(1, 1, 5), image(m, b, c, h, h)], (2, 6, 5)).block(
+    Sized(adjacent_channels, lambda m, b, c, h: [image(m, b, c, h, h), m(1, 1, 5), image(m, b, c, h, h)], (2, 6, 5)).block(
         "neighbour channels", 64, 512, 28, training=True
     ),
     TRIPLET.block("rotated gates", 32, 256, 28, 28, training=True),
