@@ -21,7 +21,6 @@ from kgen import errors, failures, only, unusable, watch
 from kgen.build import cpp, toolchain
 from kgen.capture import decompositions, rng, torch_adapter
 from kgen.capture.aot_cache import CompiledGraph, count_coverage
-from kgen.capture.as_strided import name_owners
 from kgen.capture.dimensions import count_from_front
 from kgen.capture.eager_graph import EagerGraph
 from kgen.capture.freeze import freeze, frozen_inputs
@@ -419,7 +418,11 @@ class Passes:
         return gm
 
     def compile_graph(self, rewrites: tuple[Verdict, ...], gm: GraphModule, info: GraphInfo) -> CompiledGraph:
-        info, gm = replace(info, rewrites=rewrites), name_owners(gm)
+        info = replace(info, rewrites=rewrites)
+        if _calls(gm, torch.ops.aten.as_strided.default):
+            from kgen.capture.as_strided import name_owners  # noqa: PLC0415  few graphs have such views
+
+            gm = name_owners(gm)
         if info.role == "inference" and _calls(gm, torch.ops.aten.exp.default):
             gm = self.attempt(masked_weights, gm, gm)
             gm = self.attempt(without_sinks, gm, gm)
