@@ -246,19 +246,35 @@ def _step(d: Drawing) -> str:
     return d.rng.choice((
         f"v1 = v1 {smaller} + {row}", f"v1 = ({row} - v1).clamp(-2, 2)", f"v0[i] = {row} + v1", f"v0[i] += {row}",
         f"v0[i, {d.column()}] = v1.sum()", f"v2 = v2 + ({row}).sum()", f"v0[i].mul_(2).sub_({row})", "v0[-1 - i] = v1",
-        f"v1 = {d._nonlinear('v1')} + x5",
+        f"v1 = {d._nonlinear('v1')} + x5", f"v0[i][{d.column()}] = v1[0]", f"v0[i][1:].mul_(2)[0].add_({row}[0])",
+        f"v0[:, {d.column()}][i] += v2", f"v2 += ({row}).sum()", "v0[i], v1 = v1, v0[i] + 1", f"v0[i - 1] -= {row}",
+        f"row = v0[i]\nv0[i] = {row} - 1\nv2 = v2 + row[0]", f"row = v0[i]\nrow[{d.column()}] = v1[0]",
+        f"row = {row}.clone()\nrow += v1\nv0[i] = row", f"seen = {row}\nv1 = v1 + seen * 2", "v0[i].copy_(v0[i - 1])",
+        _inner(d, row),
     ))  # fmt: skip
+
+
+def _inner(d: Drawing, row: str) -> str:
+    """A loop in the loop, over elements."""
+    body = d.rng.choice((
+        "v0[i, j] = v0[i, j - 1] + x1[i, j]", "v2 = v2 + v0[i, j]", f"v1 = v1 + {row} * j",
+        "if v0[i, j] > 0:\n    v0[i, j] = v0[i, j] - x1[i, j]", "if x1[i, j] > 0:\n    v2 = v2 + 1\nelse:\n    v1 = v1 - 1",
+    ))  # fmt: skip
+    ends = "\nif v2 > 2:\n    break" if not d.gradients and d.chance(0.3) else ""
+    lines = (body + ends).split("\n")
+    return "\n".join([f"for j in range({d.rng.choice((d.width, 'x0.shape[1]'))}):", *(f"    {line}" for line in lines)])
 
 
 def _decided(d: Drawing, statement: str, leaves: bool) -> list[str]:
     """The statement, under a condition that a tensor decides, or before the loop is left."""
-    draw = d.rng.random()
+    draw, lines = d.rng.random(), statement.split("\n")
     if draw < 0.45:
-        return [statement]
+        return lines
+    indented = [f"    {line}" for line in lines]
     condition = f"({_here(d)}).sum() > 0" if leaves and d.chance(0.4) else _condition(d)
     if draw < 0.6:
-        return [f"if {condition}:", f"    {statement}"]
+        return [f"if {condition}:", *indented]
     if draw < 0.8 or not leaves:
-        other = statement.replace("+", "-") if "+" in statement else "v1 = v1 + 1"
-        return [f"if {condition}:", f"    {statement}", "else:", f"    {other}"]
-    return [statement, f"if {condition}:", f"    {d.rng.choice(('break', 'break', 'continue'))}"]
+        other = statement.replace("+", "-") if "+" in statement and len(lines) == 1 else "v1 = v1 + 1"
+        return [f"if {condition}:", *indented, "else:", f"    {other}"]
+    return [*lines, f"if {condition}:", f"    {d.rng.choice(('break', 'break', 'continue'))}"]

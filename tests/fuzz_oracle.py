@@ -141,6 +141,8 @@ def _difference(program: Program, device: str, backend: Any, eager: Outcome) -> 
     other = program.longer()
     try:
         first, second = _two_runs(program, other, device, compiled)
+    except NotConvertible as error:
+        return Finding("refused", str(error))
     finally:
         torch._dynamo.reset()
     for one, outcome, call in ((program, first, "first"), (other, second, "second")):

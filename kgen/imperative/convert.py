@@ -205,6 +205,15 @@ def _index(node: ast.expr) -> ast.expr:
     return ast.Call(_of_blocks("part"), [one if one is not None else ast.Constant(None) for one in parts], [])
 
 
+def _puts(target: ast.expr) -> bool:
+    """Whether an assignment to this writes at an index."""
+    if isinstance(target, ast.Starred):
+        return _puts(target.value)
+    if isinstance(target, ast.Tuple | ast.List):
+        return any(_puts(one) for one in target.elts)
+    return isinstance(target, ast.Subscript)
+
+
 def _put(target: ast.Subscript, value: ast.expr) -> ast.stmt:
     return ast.Expr(ast.Call(_of_blocks("put"), [target.value, _index(target.slice), value], []))
 
@@ -319,18 +328,34 @@ class _Converter:
 
     def _plain(self, stmt: ast.stmt) -> list[ast.stmt]:
         """A statement without blocks; writes at an index are calls."""
-        if isinstance(stmt, ast.Assign) and any(isinstance(one, ast.Subscript) for one in stmt.targets):
+        if isinstance(stmt, ast.Assign) and any(_puts(one) for one in stmt.targets):
             value = self._fresh("value")
             made: list[ast.stmt] = [ast.Assign([ast.Name(value, ast.Store())], self._kept(stmt))]
             for target in stmt.targets:
-                given = _name(value)
-                made.append(_put(target, given) if isinstance(target, ast.Subscript) else ast.Assign([target], given))
+                made += self._assigned(target, _name(value))
             return [_visited(_at(one, stmt)) for one in made]
         if isinstance(stmt, ast.AugAssign) and isinstance(stmt.target, ast.Subscript):
             return [_visited(_at(one, stmt)) for one in self._update(stmt, stmt.target)]
         if isinstance(stmt, ast.Assign):
             stmt = ast.copy_location(ast.Assign(stmt.targets, self._kept(stmt)), stmt)
         return [_visited(stmt)]
+
+    def _assigned(self, target: ast.expr, value: ast.expr) -> list[ast.stmt]:
+        """The assignment of a value, with writes at an index as calls: those of `b[i], j = v, j + 1` from the left."""
+        if isinstance(target, ast.Subscript):
+            return [_put(target, value)]
+        if not isinstance(target, ast.Tuple | ast.List) or not _puts(target):
+            return [ast.Assign([target], value)]
+        names = [self._fresh("part") for _ in target.elts]
+        stores: list[ast.expr] = [ast.Name(one, ast.Store()) for one in names]
+        inner = [one.value if isinstance(one, ast.Starred) else one for one in target.elts]
+        for k, one in enumerate(target.elts):
+            if isinstance(one, ast.Starred):
+                stores[k] = ast.Starred(stores[k], ast.Store())
+        made: list[ast.stmt] = [ast.Assign([ast.Tuple(stores, ast.Store())], value)]
+        for one, name in zip(inner, names, strict=True):
+            made += self._assigned(one, _name(name))
+        return made
 
     def _kept(self, stmt: ast.Assign) -> ast.expr:
         """The value of an assignment. A view that gets a name is a call that may refuse it."""

@@ -384,3 +384,13 @@ def one_column(x, r):
     for i in range(x.shape[0]):
         x[i, 3] = (r * 2).sum()
     return x
+
+
+@program(lambda: (rows(66, 4), rows(4)))
+def several_targets(b, y):
+    n, i = 0, torch.zeros((), dtype=torch.int64)
+    for k in range(b.shape[0]):
+        b[k], y = y, b[k] + 1
+    while i < 6:
+        b[i], *(b[i, 1], n), i = y, b[i, 0] * 2, n + 1, i + 1
+    return b, y, n
