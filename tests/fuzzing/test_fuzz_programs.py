@@ -164,9 +164,11 @@ def test_loops_are_reproducible_and_survive_json() -> None:
 
 
 def test_shrinking_takes_loops_apart() -> None:
-    one = grow_loop(37, converted=True)
+    drawn = (grow_loop(seed, converted=True) for seed in range(200))
+    one = next(p for p in drawn if any("while" in line for line in p.lines) and any("mul_" in line for line in p.lines))
     small = shrunk(one, lambda p: any("mul_" in line for line in p.lines))
-    assert small.converted < one.converted
+    assert one.converted
+    assert not small.converted
     assert not any("while" in line or "if" in line for line in small.lines)
     assert len(small.lines) < 5
 
