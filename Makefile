@@ -1,7 +1,7 @@
 # The verbs of development; CI runs the same ones. Each does whatever set-up it needs, once.
 .DELETE_ON_ERROR:
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-full test-gpu test-use opinfo models fuzz fuzz-gpu fuzz-gpu-attention fuzz-programs fuzz-gpu-programs bench bench-gpu ablation docs screenshots lint format clean tree
+.PHONY: help setup demo test test-full test-gpu test-use opinfo models fuzz fuzz-gpu fuzz-gpu-attention fuzz-programs fuzz-loops fuzz-gpu-programs bench bench-gpu ablation docs screenshots lint format clean tree
 
 PYTHON ?= python3
 VENV := .venv
@@ -35,6 +35,7 @@ help:
 	@echo "make fuzz-gpu   contractions by every candidate kernel on a GPU, against float64 (SHARD=1/4, FUZZ_MINUTES=9, FUZZ_ARGS=...)"
 	@echo "make fuzz-gpu-attention  attention of 400 seeds with gradients, by random configurations of its templates, against float64 (FUZZ_ARGS=...)"
 	@echo "make fuzz-programs      5,000 random programs and 1,000 with gradients on the CPU (FUZZ_ARGS=...)"
+	@echo "make fuzz-loops         10,000 random loops by PyTorch's operators, 2,000 by kernels, 1,000 that tensors decide (FUZZ_ARGS=...)"
 	@echo "make fuzz-gpu-programs  500 random programs on a GPU, half with gradients (JOBS=$(JOBS), FUZZ_ARGS=...)"
 	@echo "make opinfo     operators of torch's test database against eager, forward, gradient, in-place, out= (SHARD=1/8, OPINFO_ARGS=...)"
 	@echo "make models     whole models: eager, Inductor, kgen; errors, times, compile seconds (MODELS_ARGS='--device cuda --size base')"
@@ -86,6 +87,14 @@ fuzz-gpu-attention:
 fuzz-programs: $(STAMP)
 	$(BIN)/python -m tests.fuzz_programs --programs 5000 --jobs $(WORKERS) $(FUZZ_ARGS)
 	$(BIN)/python -m tests.fuzz_programs --gradients --programs 1000 --jobs $(WORKERS) $(FUZZ_ARGS)
+
+fuzz-loops: $(STAMP)
+	KGEN_FALLBACK=all $(BIN)/python -m tests.fuzz_programs --loops --programs 7000 --jobs $(WORKERS) $(FUZZ_ARGS)
+	KGEN_FALLBACK=all $(BIN)/python -m tests.fuzz_programs --loops --gradients --programs 3000 --jobs $(WORKERS) $(FUZZ_ARGS)
+	$(BIN)/python -m tests.fuzz_programs --loops --programs 1000 --jobs $(WORKERS) $(FUZZ_ARGS)
+	$(BIN)/python -m tests.fuzz_programs --loops --gradients --programs 1000 --jobs $(WORKERS) $(FUZZ_ARGS)
+	$(BIN)/python -m tests.fuzz_programs --control-flow --programs 700 --jobs $(WORKERS) $(FUZZ_ARGS)
+	$(BIN)/python -m tests.fuzz_programs --control-flow --gradients --programs 300 --jobs $(WORKERS) $(FUZZ_ARGS)
 
 fuzz-gpu-programs:
 	$(GPU_PYTHON) -m tests.fuzz_programs --device cuda --programs 250 --jobs $(JOBS) $(FUZZ_ARGS)

@@ -26,7 +26,10 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
+import kgen
 from kgen.capture.decompositions import TABLE
+from kgen.errors import NotConvertible
+from kgen.imperative.convert import converted
 
 # Operators whose results have the bits of their operands: a perturbation would make equal elements different.
 EXACT = frozenset((
@@ -48,14 +51,15 @@ ORDERS = 200
 
 @dataclass(frozen=True)
 class Finding:
-    """`kind` is "ok", "torch" (torch's own tracing has the difference as well), "skipped", or names the difference."""
+    """`kind` is "ok", "torch" (torch's own tracing has the difference as well), "skipped", "refused" (kgen.control_flow says
+    that it cannot convert this), or names the difference."""
 
     kind: str
     text: str = ""
 
     @property
     def bad(self) -> bool:
-        return self.kind not in ("ok", "torch", "skipped")
+        return self.kind not in ("ok", "torch", "skipped", "refused")
 
 
 @dataclass
@@ -130,23 +134,36 @@ def _decomposed() -> Any:
 
 def _difference(program: Program, device: str, backend: Any, eager: Outcome) -> Finding:
     torch._dynamo.reset()
-    compiled = partial(torch.compile, backend=backend, dynamic=program.dynamic, fullgraph=True)
+    dynamic = program.dynamic or (None if program.marked else False)
+    compiled = partial(torch.compile, backend=backend, dynamic=dynamic, fullgraph=True)
+    if program.converted:
+        compiled = _with_control_flow(backend, dynamic)
+    other = program.longer()
     try:
-        first, second = _two_runs(program, device, compiled)
+        first, second = _two_runs(program, other, device, compiled)
+    except NotConvertible as error:
+        return Finding("refused", str(error))
     finally:
         torch._dynamo.reset()
-    for outcome, call in ((first, "first"), (second, "second")):
-        found = _compare(program, device, eager, outcome)
+    for one, outcome, call in ((program, first, "first"), (other, second, "second")):
+        found = _compare(one, device, eager if one is program else _run(one, device), outcome)
         if found.bad:
             return Finding(found.kind, f"{call} call: {found.text}")
     return Finding("ok")
 
 
-def _two_runs(program: Program, device: str, compiled: Callable[..., Any]) -> tuple[Outcome, Outcome]:
-    """The first call's results are looked at after the second call, which must leave them alone."""
-    space = program.load(device)
+def _with_control_flow(backend: Any, dynamic: bool | None) -> Callable[..., Any]:
+    """What converts a function and compiles it: torch's other backends get the same operators."""
+    if backend == "kgen":
+        return partial(kgen.control_flow, dynamic=dynamic)
+    return lambda f: torch.compile(converted(f), backend=backend, dynamic=dynamic, fullgraph=True)
+
+
+def _two_runs(program: Program, other: Program, device: str, compiled: Callable[..., Any]) -> tuple[Outcome, Outcome]:
+    """The first call's results are looked at after the second call, which must leave them alone. `other` has the same text."""
+    space, second = program.load(device), other.load(device)
     f = compiled(space["f"])
-    return _call(program, f, space, space["make"]()), _call(program, f, space, space["make"]())
+    return _call(program, f, space, space["make"]()), _call(other, f, second, second["make"]())
 
 
 def _run(program: Program, device: str) -> Outcome:
@@ -179,6 +196,8 @@ def _compare(program: Program, device: str, eager: Outcome, got: Outcome) -> Fin
 
 
 def _compare_errors(eager: BaseException | None, got: BaseException | None) -> Finding:
+    if isinstance(got, NotConvertible):
+        return Finding("refused", str(got))
     if got is None:
         return Finding("silent", f"eager raises {type(eager).__name__}: {str(eager)[:200]}")
     if eager is None or "BackendCompilerFailed" in type(got).__name__ or type(got).__module__.startswith("torch._dynamo"):

@@ -6,6 +6,7 @@ that raises on purpose, the last statement is the one that raises.
 
 from __future__ import annotations
 
+import linecache
 import random
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -57,7 +58,10 @@ def sprinkled(seed, x, *values):
 
 @dataclass(frozen=True)
 class Program:
-    """`bases` and `inputs` are (name, expression); `outputs` are names. `raises`: eager raises this class."""
+    """`bases` and `inputs` are (name, expression); `outputs` are names. `raises`: eager raises this class.
+
+    Expressions may name the length `ROWS`, which is `rows`. Where sizes are `dynamic`, or inputs are `marked` so, the second
+    call is of another length. `converted`: kgen.control_flow compiles it."""
 
     seed: int
     bases: tuple[tuple[str, str], ...]
@@ -67,15 +71,19 @@ class Program:
     gradients: bool = False
     dynamic: bool = False
     raises: str = ""
+    rows: int = 0
+    marked: tuple[str, ...] = ()
+    converted: bool = False
 
     def source(self, device: str = "cpu") -> str:
         """A module with `make()`, which returns fresh bases, `views(bases)`, which returns the inputs, and `f(inputs)`."""
         bases, inputs = ", ".join(n for n, _ in self.bases), ", ".join(n for n, _ in self.inputs)
         made = "".join(f"    {name} = {expr}\n" for name, expr in self.bases)
         seen = "".join(f"    {name} = {expr}\n" for name, expr in self.inputs)
+        seen += "".join(f"    torch._dynamo.mark_dynamic({name}, 0)\n" for name in self.marked)
         body = "".join(f"    {statement}\n" for line in self.lines for statement in line.split("\n"))
         return (
-            f"{PRELUDE.format(device=device)}\n"
+            f"{PRELUDE.format(device=device)}{f'ROWS = {self.rows}{chr(10)}' if self.rows else ''}\n"
             f"def make():\n{made}    return [{bases}]\n\n\n"
             f"def views({bases}):\n{seen}    return [{inputs}]\n\n\n"
             f"def f({inputs}):\n{body}    return [{', '.join(self.outputs)}]\n"
@@ -84,7 +92,9 @@ class Program:
     def load(self, device: str = "cpu", widened: bool = False) -> dict[str, Any]:
         """The module's names. `widened`: every float type is float64."""
         space: dict[str, Any] = {}
-        exec(compile(self.source(device), f"<program {self.seed}>", "exec"), space)
+        source, file = self.source(device), f"<program {self.seed}>"
+        linecache.cache[file] = (len(source), None, source.splitlines(keepends=True), file)  # conversion reads it
+        exec(compile(source, file, "exec"), space)
         if widened:
             space |= dict.fromkeys(FLOATS, torch.float64)
         return space
@@ -93,12 +103,34 @@ class Program:
         """Programs with one part less; many of them do not run."""
         yield from self._fewer_outputs()
         for k in reversed(range(len(self.lines))):
-            yield self._without(k)
+            yield from (one for one in (self._without(k), *self._without_a_block(k)) if one.ends())
         yield from self._fewer_inputs()
         yield from self._simpler_inputs()
         yield from self._smaller_sizes()
-        if self.dynamic:
-            yield replace(self, dynamic=False)
+        if self.dynamic or self.marked:
+            yield replace(self, dynamic=False, marked=())
+        if self.converted:
+            yield replace(self, converted=False)
+
+    def ends(self) -> bool:
+        """Whether what a `while` counts is still counted."""
+        counted = [line.strip() in ("i += 1", "i = i + 1") for line in self.lines]
+        return any(counted) or not any(line.strip().startswith("while ") for line in self.lines)
+
+    def longer(self) -> Program:
+        """The program with another length, where it may have one."""
+        return replace(self, rows=self.rows + 2) if self.rows and (self.dynamic or self.marked) else self
+
+    def _without_a_block(self, k: int) -> Iterator[Program]:
+        """Without a loop or a branch, and without what is inside of it; or with what is inside of it done at all times."""
+        line = self.lines[k]
+        inside = 0
+        while k + 1 + inside < len(self.lines) and _indent(self.lines[k + 1 + inside]) > _indent(line):
+            inside += 1
+        if inside:
+            before, block, behind = self.lines[:k], self.lines[k + 1 : k + 1 + inside], self.lines[k + 1 + inside :]
+            yield replace(self, lines=before + behind)
+            yield replace(self, lines=(*before, *(one[4:] for one in block), *behind))
 
     def _fewer_outputs(self) -> Iterator[Program]:
         if len(self.outputs) > 1:
@@ -119,7 +151,7 @@ class Program:
 
     def _fewer_inputs(self) -> Iterator[Program]:
         text = " ".join((*self.lines, *self.outputs))
-        inputs = tuple(i for i in self.inputs if re.search(rf"\b{i[0]}\b", text))
+        inputs = tuple(i for i in self.inputs if i[0] in self.marked or re.search(rf"\b{i[0]}\b", text))
         bases = tuple(b for b in self.bases if any(re.search(rf"\b{b[0]}\b", expr) for _, expr in inputs))
         if inputs and (inputs, bases) != (self.inputs, self.bases):
             yield replace(self, inputs=inputs, bases=bases)
@@ -155,7 +187,8 @@ class Program:
         text = self.source()
         numbers = sum(int(n) for n in _SIZE.findall(text))
         parts = len(self.bases) + len(self.inputs)
-        return len(self.lines), len(self.outputs), parts, self.dynamic, text.count("sprinkled"), numbers, len(text)
+        ways = self.dynamic + bool(self.marked) + self.converted
+        return len(self.lines), len(self.outputs), parts, ways, text.count("sprinkled"), numbers, len(text)
 
     def as_json(self) -> dict[str, Any]:
         return asdict(self)
@@ -163,7 +196,8 @@ class Program:
     @staticmethod
     def of_json(data: Mapping[str, Any]) -> Program:
         pairs = {name: tuple((a, b) for a, b in data[name]) for name in ("bases", "inputs")}
-        return Program(**{**data, **pairs, "lines": tuple(data["lines"]), "outputs": tuple(data["outputs"])})
+        names = {name: tuple(data[name]) for name in ("lines", "outputs", "marked")}
+        return Program(**{**data, **pairs, **names})
 
 
 # Whole numbers that are no part of a name or of a number with a point.
@@ -513,6 +547,10 @@ def _replay(g: Grower) -> None:
     with torch.set_grad_enabled(g.gradients):
         for line in g.lines:
             exec(line, g.space)
+
+
+def _indent(line: str) -> int:
+    return len(line) - len(line.lstrip())
 
 
 def _product(numbers: Sequence[int]) -> int:

@@ -7,6 +7,9 @@ alone. KGEN_CACHE_DIR names a cache folder to use instead of a fresh one.
 
     python -m tests.fuzz_programs --seed 123 --programs 1        replays the program of seed 123
     python -m tests.fuzz_programs --gradients --device cuda      gradients as well, on a GPU
+    python -m tests.fuzz_programs --loops --programs 2000        Python loops over rows; make fuzz-loops runs them all
+    python -m tests.fuzz_programs --control-flow                 loops and branches that tensors decide
+    KGEN_FALLBACK=all python -m tests.fuzz_programs --loops      no kernels: what rewriting makes of many more loops
 
 The exit status is 1 if anything was found.
 """
@@ -33,6 +36,7 @@ from typing import IO
 
 sys.path.insert(0, str(Path(__file__).parent))  # for `python -m tests.fuzz_programs`
 import torch
+from fuzz_loops import grow_loop
 from fuzz_operations import OPERATIONS, RAISING
 from fuzz_oracle import Finding, check, device_lost
 from fuzz_program import Operation, Program, grow, shrunk
@@ -49,7 +53,7 @@ SHOWN = """
 if __name__ == "__main__":
     torch.backends.cudnn.allow_tf32 = False
     results = []
-    for g in (f, torch.compile(f, backend="kgen", dynamic={dynamic}, fullgraph=True)):
+    for g in (f, {compiled}):
         bases = [b.requires_grad_({gradients} and b.is_floating_point()) for b in make()]
         with torch.set_grad_enabled({gradients}):
             inputs = views(*(b.clone() for b in bases))
@@ -67,7 +71,11 @@ if __name__ == "__main__":
 
 def module(program: Program, device: str) -> str:
     """The program as a file that shows its results in eager and under kgen."""
-    return program.source(device) + SHOWN.format(dynamic=program.dynamic, gradients=program.gradients)
+    dynamic = program.dynamic or (None if program.marked else False)
+    compiled = f'torch.compile(f, backend="kgen", dynamic={dynamic}, fullgraph=True)'
+    if program.converted:
+        compiled = f'__import__("kgen").control_flow(f, dynamic={dynamic})'
+    return program.source(device) + SHOWN.format(compiled=compiled, gradients=program.gradients)
 
 
 def operations(skipped: frozenset[str], device: str) -> tuple[Mapping[Operation, float], list[Operation]]:
@@ -145,9 +153,10 @@ class Worker:
         self.done = 0
 
     def _environment(self) -> dict[str, str]:
-        """Workers share the cores. At least two threads stay, so that code for several threads runs as such."""
+        """Workers share the cores. At least two threads stay, so that code for several threads runs as such.
+        A kernel that fails is a finding."""
         threads = str(max(2, (os.cpu_count() or 1) // self.jobs))
-        return {"OMP_NUM_THREADS": threads, "OMP_WAIT_POLICY": "PASSIVE", **os.environ}
+        return {"OMP_NUM_THREADS": threads, "OMP_WAIT_POLICY": "PASSIVE", "KGEN_STRICT": "1", **os.environ}
 
     def _died(self) -> Finding:
         assert self.process is not None
@@ -189,17 +198,22 @@ class Campaign:
 
     def _job(self) -> None:
         worker = Worker(self.args.device, self.args.jobs)
-        kept, raising = operations(frozenset(self.args.skip), self.args.device)
         while (seed := self._next_seed()) is not None:
-            program = grow(seed, kept, raising, self.args.gradients)
+            program = self._grown(seed)
             finding = worker.check(program)
             with self.lock:
                 self.kinds[finding.kind] += 1
             if finding.bad and finding.kind not in self.args.ignore:
                 self._report(worker, program, finding)
-            elif finding.kind == "torch" and self.args.verbose:
-                print(f"---- seed {seed}: torch: {finding.text}", flush=True)
+            elif finding.kind in ("torch", "refused") and self.args.verbose:
+                print(f"---- seed {seed}: {finding.kind}: {finding.text}", flush=True)
         worker.stop()
+
+    def _grown(self, seed: int) -> Program:
+        if self.args.loops or self.args.control_flow:
+            return grow_loop(seed, self.args.gradients, self.args.control_flow)
+        kept, raising = operations(frozenset(self.args.skip), self.args.device)
+        return grow(seed, kept, raising, self.args.gradients)
 
     def _next_seed(self) -> int | None:
         with self.lock:
@@ -241,6 +255,8 @@ def main() -> int:
     parser.add_argument("--seed", type=int, default=0, help="of the first program (default 0)")
     parser.add_argument("--minutes", type=float, default=1e9, help="begin no program after so long")
     parser.add_argument("--gradients", action="store_true", help="float programs, and their gradients")
+    parser.add_argument("--loops", action="store_true", help="Python loops over rows")
+    parser.add_argument("--control-flow", action="store_true", help="loops and branches that tensors decide")
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--jobs", type=int, default=1, help="worker processes (default 1)")
     parser.add_argument(
@@ -251,7 +267,9 @@ def main() -> int:
     )
     parser.add_argument("--shrink", type=int, default=SHRUNK_FINDINGS, metavar="N", help="make the first N findings smaller")
     parser.add_argument("--out", type=Path, help="a folder for the programs found")
-    parser.add_argument("--verbose", action="store_true", help="also tell what torch's own tracing changes")
+    parser.add_argument(
+        "--verbose", action="store_true", help="also tell what torch's own tracing changes, and what is refused"
+    )
     parser.add_argument("--worker", action="store_true", help=argparse.SUPPRESS)
     args = parser.parse_args()
     if args.worker:

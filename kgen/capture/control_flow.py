@@ -164,8 +164,8 @@ def _with_list_of_results(graph: GraphModule) -> GraphModule:
 
 
 def _known_strides(graph: GraphModule) -> list[tuple[int, ...] | None]:
-    """Of each argument; None for numbers and for what has no known strides."""
-    values = [node.meta["val"] for node in graph.graph.find_nodes(op="placeholder")]
+    """Of each argument; None for numbers, for what has no known strides, and for what nobody reads, which may have no value."""
+    values = [node.meta.get("val") for node in graph.graph.find_nodes(op="placeholder")]
     return [_strides(value) if isinstance(value, torch.Tensor) and value.layout == torch.strided else None for value in values]
 
 

@@ -61,6 +61,10 @@ def expand(gm: GraphModule, meanings: Mapping[Any, Callable[..., Any]] = MEANING
     return made
 
 
+# What a note on a node says of its results.
+_OF_RESULTS = ("val", "unbacked_bindings")
+
+
 class NoMeaning(Exception):
     """Raised by a meaning that does not cover a node, which then stays as it is."""
 
@@ -187,9 +191,10 @@ class _Expansion:
         return self.graph.get_attr(name)
 
     def _meta(self, node: Node) -> dict[str, Any]:
-        """Where the user's code called what is replaced, and the value of the new node."""
-        kept = {k: v for k, v in self.node.meta.items() if k not in ("val", "tensor_meta", "eager_input_vals")}
-        return {**kept, "val": node.meta["val"]} if "val" in node.meta else kept
+        """Where the user's code called what is replaced, and what the new node says of its own results: the numbers that a loop
+        counts are results of the loop, not of each node that it is made of."""
+        kept = {k: v for k, v in self.node.meta.items() if k not in (*_OF_RESULTS, "tensor_meta", "eager_input_vals")}
+        return kept | {k: node.meta[k] for k in _OF_RESULTS if k in node.meta}
 
     def _replace(self, node: Node, results: Any) -> None:
         """Puts results in the place of a node that stands for a tuple of them: whoever reads it picks one."""

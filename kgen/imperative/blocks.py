@@ -29,13 +29,14 @@ from kgen.imperative.forms import (
     rebuilt,
     widened,
 )
-from kgen.imperative.indices import item, part, put
+from kgen.imperative.indices import back, is_copy, item, part, put, through
 from kgen.imperative.memory import Memory, enter
 from kgen.imperative.problems import begin, end, report
 
 __all__ = [
     "UNDEFINED",
     "Site",
+    "back",
     "both",
     "branch",
     "choice",
@@ -43,10 +44,12 @@ __all__ = [
     "each",
     "either",
     "item",
+    "kept",
     "negated",
     "part",
     "put",
     "repeat",
+    "through",
 ]
 
 # Loops with a known number of iterations up to this one stay Python: Dynamo unrolls them, and equal iterations become batches.
@@ -140,6 +143,15 @@ def choice(test: Any, then: Callable[[], Any], orelse: Callable[[], Any], line: 
     """`then() if test else orelse()`."""
     site = Site("a conditional expression", "its function", line, ("its value",))
     return branch(site, test, lambda _: (then(),), lambda _: (orelse(),), (UNDEFINED,), (), ())[0]
+
+
+def kept(function: str, file: str, line: int, name: str, x: Any, index: Any) -> Any:
+    """`name = x[index]`, where what one of them sees of writes to the other matters."""
+    if is_copy(x, index):
+        problem = f"{name} is a view at an index that data decide, and a write goes between it and its tensor; use .clone()"
+        report(function, file, line, problem)
+        raise RuntimeError(problem)
+    return item(x, index)
 
 
 # ---- branches ----------------------------------------------------------------------------------------------------------
@@ -278,7 +290,7 @@ class _Loop:
         """What enters the first iteration."""
         numbers, memory = self.numbers, self.memory
         given = [self.state[k] if k in numbers else _entering(self.state[k], self.forms[k], memory) for k in self.carried]
-        return [*leaves(given), *memory.entering()]
+        return [*leaves(given), *[one.contiguous() for one in memory.entering()]]
 
     def variables(self, flat: Sequence[Any]) -> tuple[Values, list[Any]]:
         """The variables and the buffers of what is carried."""

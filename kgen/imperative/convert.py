@@ -22,12 +22,14 @@ from kgen import errors
 from kgen.imperative import blocks
 from kgen.imperative.exits import STOP, Exits, Refuse, refuse, same_scope
 from kgen.imperative.liveness import around, needed
-from kgen.imperative.names import Aliases, assigned, loaded, only_updated, path_of, updated, written
+from kgen.imperative.names import Aliases, assigned, loaded, only_updated, path_of, updated, written, written_parts
 from kgen.imperative.numbers import with_new_numbers
+from kgen.imperative.views import innermost, replaced, stale, writes_before
 
 __all__ = ["converted"]
 
 _BLOCKS, _ITEM, _OURS = "__kgen_blocks", "__kgen_item", "kgen_made_it"
+_VIEW, _SEEN = "__kgen_view", "__kgen_seen"
 _REFUSED: dict[type[ast.AST], str] = {
     ast.Yield: "it is a generator", ast.YieldFrom: "it is a generator", ast.Await: "it awaits", ast.AsyncFor: "it awaits",
     ast.AsyncWith: "it awaits", ast.Global: "it assigns globals", ast.Nonlocal: "it assigns variables of another function",
@@ -133,7 +135,29 @@ class _Paths(ast.NodeTransformer):
 
 
 class _Expressions(ast.NodeTransformer):
-    """`and`, `or`, `not` and `a if c else b`, which ask their operands for a Python bool, as calls."""
+    """`and`, `or`, `not` and `a if c else b`, which ask their operands for a Python bool, and indices, as calls."""
+
+    depth = 0  # of functions of views
+
+    def visit_Call(self, node: ast.Call) -> ast.AST:
+        """What writes into `b[i]` is a function of that view."""
+        for one in node.args[:1] if path_of(node.func) == f"{_BLOCKS}.put" else written_parts(node):
+            view = innermost(one)
+            if view is not None:
+                return ast.copy_location(self._through(node, one, view), node)
+        return self.generic_visit(node)
+
+    def _through(self, node: ast.Call, written: ast.expr, view: ast.Subscript) -> ast.Call:
+        given = [self.visit(view.value), self.visit(_index(view.slice))]
+        outer = [_name(f"{_SEEN}{self.depth}")] if self.depth else []
+        self.depth += 1
+        names = [f"{name}{self.depth}" for name in (_VIEW, _SEEN)]
+        whole = replaced(node, view, _name(names[0]))
+        for step in writes_before(written):
+            whole = replaced(whole, step, ast.Call(_name(names[1]), [step], []))
+        write = _later(self.visit(whole), *names)
+        self.depth -= 1
+        return ast.Call(_of_blocks("through"), [*given, write, *outer], [])
 
     def visit_BoolOp(self, node: ast.BoolOp) -> ast.AST:
         self.generic_visit(node)
@@ -181,16 +205,36 @@ def _index(node: ast.expr) -> ast.expr:
     return ast.Call(_of_blocks("part"), [one if one is not None else ast.Constant(None) for one in parts], [])
 
 
+def _puts(target: ast.expr) -> bool:
+    """Whether an assignment to this writes at an index."""
+    if isinstance(target, ast.Starred):
+        return _puts(target.value)
+    if isinstance(target, ast.Tuple | ast.List):
+        return any(_puts(one) for one in target.elts)
+    return isinstance(target, ast.Subscript)
+
+
 def _put(target: ast.Subscript, value: ast.expr) -> ast.stmt:
     return ast.Expr(ast.Call(_of_blocks("put"), [target.value, _index(target.slice), value], []))
+
+
+def _read(target: ast.Subscript, base: str, index: str, view: str) -> list[ast.stmt]:
+    """`b[i]`, in parts that have names."""
+    parts = [target.value, _index(target.slice), ast.Call(_of_blocks("item"), [_name(base), _name(index)], [])]
+    stores = [ast.Name(one, ast.Store()) for one in (base, index, view)]
+    return [ast.Assign([store], part) for store, part in zip(stores, parts, strict=True)]
+
+
+def _call(what: str, *names: str) -> ast.stmt:
+    return ast.Expr(ast.Call(_of_blocks(what), [_name(one) for one in names], []))
 
 
 def _unbound(names: Iterable[str], at: ast.AST) -> list[ast.stmt]:
     return [_at(ast.Assign([ast.Name(one, ast.Store())], _of_blocks("UNDEFINED")), at) for one in sorted(names)]
 
 
-def _later(value: ast.expr) -> ast.expr:
-    made = ast.Lambda(ast.arguments([], [], None, [], [], None, []), value)
+def _later(value: ast.expr, *names: str) -> ast.expr:
+    made = ast.Lambda(ast.arguments([], list(map(ast.arg, names)), None, [], [], None, []), value)
     setattr(made, _OURS, True)
     return made
 
@@ -241,6 +285,7 @@ class _Converter:
     locals: frozenset[str] = frozenset()
     arguments: frozenset[str] = frozenset()
     aliases: Aliases = field(default_factory=Aliases)
+    stale: frozenset[str] = frozenset()
     count: int = 0
     depth: int = 0  # of the loops around
     early: set[str] = field(default_factory=set)  # names that a block may meet before they are bound
@@ -255,6 +300,7 @@ class _Converter:
         body = Exits(self.refused).function(with_new_numbers(self.tree.body, self.arguments))
         self.locals = self.arguments | assigned(*body)
         self.aliases = Aliases.of(body)
+        self.stale = stale(body, self.aliases)
         self.tree.body = body
         body = self._block(body, frozenset())
         self.tree.body = [*_unbound(self.early, self.tree), *body]
@@ -282,26 +328,56 @@ class _Converter:
 
     def _plain(self, stmt: ast.stmt) -> list[ast.stmt]:
         """A statement without blocks; writes at an index are calls."""
-        stmt = _visited(stmt)
-        if isinstance(stmt, ast.Assign) and any(isinstance(one, ast.Subscript) for one in stmt.targets):
+        if isinstance(stmt, ast.Assign) and any(_puts(one) for one in stmt.targets):
             value = self._fresh("value")
-            made: list[ast.stmt] = [ast.Assign([ast.Name(value, ast.Store())], stmt.value)]
+            made: list[ast.stmt] = [ast.Assign([ast.Name(value, ast.Store())], self._kept(stmt))]
             for target in stmt.targets:
-                given = _name(value)
-                made.append(_put(target, given) if isinstance(target, ast.Subscript) else ast.Assign([target], given))
-            return [_at(one, stmt) for one in made]
+                made += self._assigned(target, _name(value))
+            return [_visited(_at(one, stmt)) for one in made]
         if isinstance(stmt, ast.AugAssign) and isinstance(stmt.target, ast.Subscript):
-            return [_at(one, stmt) for one in self._update(stmt, stmt.target)]
-        return [stmt]
+            return [_visited(_at(one, stmt)) for one in self._update(stmt, stmt.target)]
+        if isinstance(stmt, ast.Assign):
+            stmt = ast.copy_location(ast.Assign(stmt.targets, self._kept(stmt)), stmt)
+        return [_visited(stmt)]
+
+    def _assigned(self, target: ast.expr, value: ast.expr) -> list[ast.stmt]:
+        """The assignment of a value, with writes at an index as calls: those of `b[i], j = v, j + 1` from the left."""
+        if isinstance(target, ast.Subscript):
+            return [_put(target, value)]
+        if not isinstance(target, ast.Tuple | ast.List) or not _puts(target):
+            return [ast.Assign([target], value)]
+        names = [self._fresh("part") for _ in target.elts]
+        stores: list[ast.expr] = [ast.Name(one, ast.Store()) for one in names]
+        inner = [one.value if isinstance(one, ast.Starred) else one for one in target.elts]
+        for k, one in enumerate(target.elts):
+            if isinstance(one, ast.Starred):
+                stores[k] = ast.Starred(stores[k], ast.Store())
+        made: list[ast.stmt] = [ast.Assign([ast.Tuple(stores, ast.Store())], value)]
+        for one, name in zip(inner, names, strict=True):
+            made += self._assigned(one, _name(name))
+        return made
+
+    def _kept(self, stmt: ast.Assign) -> ast.expr:
+        """The value of an assignment. A view that gets a name is a call that may refuse it."""
+        names = sorted(one for target in stmt.targets for one in assigned(target) & self.stale)
+        values = stmt.value.elts if isinstance(stmt.value, ast.Tuple | ast.List) else [stmt.value]
+        made = stmt.value
+        for view in [innermost(one) for one in values] if names else []:
+            if view is not None:
+                where = [ast.Constant(one) for one in (self.tree.name, self.filename, stmt.lineno, names[0])]
+                call = ast.Call(_of_blocks("kept"), [*where, view.value, _index(view.slice)], [])
+                made = replaced(made, view, call)
+        return made
 
     def _update(self, stmt: ast.AugAssign, target: ast.Subscript) -> list[ast.stmt]:
-        """`b[i] += v`, with each part of it evaluated once."""
-        names = base, index, view = self._fresh("base"), self._fresh("index"), self._fresh("view")
-        stores = [ast.Name(one, ast.Store()) for one in names]
-        parts = [target.value, _index(target.slice), ast.Call(_of_blocks("item"), [_name(base), _name(index)], [])]
-        reads: list[ast.stmt] = [ast.Assign([store], part) for store, part in zip(stores, parts, strict=True)]
+        """`b[i] += v`, with each part of it evaluated once; of `b[i][j] += v` the outer view is put back, too."""
+        base, index, view = self._fresh("base"), self._fresh("index"), self._fresh("view")
+        outer = innermost(target.value)
+        if outer is not None:
+            inner = ast.Subscript(replaced(target.value, outer, _name(view)), target.slice, ast.Store())
+            return [*_read(outer, base, index, view), *self._update(stmt, inner), _call("back", base, index, view)]
         written = ast.AugAssign(ast.Name(view, ast.Store()), stmt.op, stmt.value)
-        return [*reads, written, ast.Expr(ast.Call(_of_blocks("put"), [_name(base), _name(index), _name(view)], []))]
+        return [*_read(target, base, index, view), written, _call("put", base, index, view)]
 
     def _nested(self, stmt: ast.With | ast.Try, live: frozenset[str]) -> ast.stmt:
         """A statement whose blocks are part of the one around it."""

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch.fx.experimental.symbolic_shapes import statically_known_true
 
-__all__ = ["item", "part", "put"]
+__all__ = ["back", "is_copy", "item", "part", "put", "through"]
 
 # Indices below are numbers that the program's text gives; nothing is known of those that a loop counts.
 _KNOWN = 1 << 40
@@ -50,6 +51,30 @@ def put(x: Any, index: Any, value: Any) -> None:
         _write(view, value)
         return
     _write_at(view, spots, value)
+
+
+def is_copy(x: Any, index: Any) -> bool:
+    """Whether `x[index]` is a view in eager, and a copy here."""
+    steps = _steps(x, index)
+    return steps is not None and any([isinstance(one, torch.Tensor) for one in steps])
+
+
+def through(x: Any, index: Any, write: Callable[[Any, Any], Any], outer: Callable[[Any], Any] | None = None) -> Any:
+    """What `write` gives for `x[index]`, which it writes into, in several steps maybe: each goes through a function that makes
+    the others see it. `outer` is that of a view which x is in turn."""
+    view = item(x, index)
+
+    def seen(made: Any) -> Any:
+        back(x, index, view)
+        return made if outer is None else outer(made)
+
+    return seen(write(view, seen))
+
+
+def back(x: Any, index: Any, view: Any) -> None:
+    """Writes a view into what it is a view of, where it is a copy of that."""
+    if is_copy(x, index):
+        put(x, index, view)
 
 
 def _step(view: torch.Tensor, dim: int, one: Any) -> tuple[torch.Tensor, int]:

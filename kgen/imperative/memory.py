@@ -39,8 +39,9 @@ class Memory:
     def run(
         self, block: Callable[..., Any], memory: Sequence[torch.Tensor], state: Values
     ) -> tuple[list[torch.Tensor], Values]:
-        """Runs a block on copies of the buffers: gives the copies and the block's results."""
-        copies = [one.clone() for one in memory]
+        """Runs a block on copies of the buffers: gives the copies and the block's results. Writes change the strides of what is
+        not contiguous, and operators want them the same."""
+        copies = [one.contiguous().clone() for one in memory]
         values, buffers, reads = self.split(copies, state)
         results = block(*values, *buffers, *reads)
         self._check(copies, results)

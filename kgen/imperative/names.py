@@ -12,7 +12,18 @@ import torch
 
 from kgen.imperative.exits import same_scope
 
-__all__ = ["Aliases", "assigned", "loaded", "only_updated", "path_of", "roots", "updated", "written"]
+__all__ = [
+    "Aliases",
+    "assigned",
+    "is_method",
+    "loaded",
+    "only_updated",
+    "path_of",
+    "roots",
+    "updated",
+    "written",
+    "written_parts",
+]
 
 # Attributes that are views of the tensor that they are read from.
 _VIEWS = frozenset(("H", "T", "data", "imag", "mH", "mT", "real"))
@@ -116,7 +127,7 @@ def _roots_of_call(node: ast.Call) -> frozenset[str]:
     given = _any([*node.args, *(one.value for one in node.keywords)])
     if not isinstance(node.func, ast.Attribute):
         return given
-    return given | (roots(node.func.value) if _is_method(node.func) else frozenset())
+    return given | (roots(node.func.value) if is_method(node.func) else frozenset())
 
 
 @functools.cache
@@ -133,7 +144,7 @@ def _is_out(schema: Any) -> bool:
     return any(one.is_out for one in schema.arguments)
 
 
-def _is_method(func: ast.Attribute) -> bool:
+def is_method(func: ast.Attribute) -> bool:
     """Whether this looks like a method of a tensor, not a function of a module: `torch.sin`, `torch.nn.functional.relu`."""
     base = func.value
     while isinstance(base, ast.Attribute):
@@ -159,14 +170,18 @@ def _written_by(node: ast.AST) -> frozenset[str]:
         return roots(node.target.value if isinstance(node.target, ast.Subscript) else node.target)
     if isinstance(node, ast.Subscript) and isinstance(node.ctx, ast.Store):
         return roots(node.value)
-    if isinstance(node, ast.Call):
-        outs = _any(one.value for one in node.keywords if one.arg == "out")
-        name = node.func.attr if isinstance(node.func, ast.Attribute) else path_of(node.func) or ""
-        if name.endswith("_") and not name.endswith("__"):
-            method = isinstance(node.func, ast.Attribute) and _is_method(node.func)
-            return outs | (roots(node.func.value) if method else _any(node.args[:1]))  # type: ignore[attr-defined]
+    return _any(written_parts(node)) if isinstance(node, ast.Call) else frozenset()
+
+
+def written_parts(node: ast.Call) -> list[ast.expr]:
+    """What a call writes into: `out=`, and what a method or a function in place is called on."""
+    outs = [one.value for one in node.keywords if one.arg == "out"]
+    name = node.func.attr if isinstance(node.func, ast.Attribute) else path_of(node.func) or ""
+    if not name.endswith("_") or name.endswith("__"):
         return outs
-    return frozenset()
+    if isinstance(node.func, ast.Attribute) and is_method(node.func):
+        return [*outs, node.func.value]
+    return [*outs, *node.args[:1]]
 
 
 @dataclass(slots=True)

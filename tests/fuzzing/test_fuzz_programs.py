@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 import torch
+from fuzz_loops import grow_loop
 from fuzz_operations import OPERATIONS, RAISING
 from fuzz_oracle import Finding, OtherOrder, Outcome, check, reordered, repeats
 from fuzz_program import Program, grow, runs, shrunk
@@ -20,14 +21,16 @@ pytestmark = pytest.mark.filterwarnings("ignore::UserWarning", "ignore::FutureWa
 
 FORWARD = range(100, 118)
 GRADIENTS = range(20, 28)
+# Some that have been wrong, and some others.
+LOOPS = (3, 5, 11, 17)
+CONVERTED = (6, 25, 26, 38, 47, 51, 67, 94)
 
 
 def program(*lines: str, outputs: Sequence[str] = ("v0",), base: str = "randn(5, 3, 4)", **how: Any) -> Program:
     return Program(0, (("b0", base),), (("x0", "b0"),), lines, tuple(outputs), **how)
 
 
-def assert_right(seed: int, gradients: bool) -> None:
-    one = grow(seed, OPERATIONS, list(RAISING), gradients)
+def assert_right(one: Program) -> None:
     found = check(one)
     assert not found.bad, f"{found.kind}: {found.text}\n{module(one, 'cpu')}"
 
@@ -36,14 +39,29 @@ def assert_right(seed: int, gradients: bool) -> None:
 @pytest.mark.cpu
 @pytest.mark.parametrize("seed", FORWARD)
 def test_program_is_right(seed: int) -> None:
-    assert_right(seed, False)
+    assert_right(grow(seed, OPERATIONS, list(RAISING)))
 
 
 @pytest.mark.every(2)
 @pytest.mark.cpu
 @pytest.mark.parametrize("seed", GRADIENTS)
 def test_gradients_of_a_program_are_right(seed: int) -> None:
-    assert_right(seed, True)
+    assert_right(grow(seed, OPERATIONS, list(RAISING), gradients=True))
+
+
+@pytest.mark.every(2)
+@pytest.mark.cpu
+@pytest.mark.parametrize("gradients", [False, True])
+@pytest.mark.parametrize("seed", LOOPS)
+def test_a_loop_is_right(seed: int, gradients: bool) -> None:
+    assert_right(grow_loop(seed, gradients))
+
+
+@pytest.mark.every(2)
+@pytest.mark.cpu
+@pytest.mark.parametrize("seed", CONVERTED)
+def test_a_loop_that_tensors_decide_is_right(seed: int) -> None:
+    assert_right(grow_loop(seed, converted=True))
 
 
 def changed(change: Callable[[list[torch.Tensor]], Any]) -> Any:
@@ -134,6 +152,39 @@ def test_programs_are_reproducible_and_survive_json() -> None:
         assert one == Program.of_json(json.loads(json.dumps(one.as_json())))
         assert runs(one)
         compile(module(one, "cpu"), "module", "exec")
+
+
+def test_loops_are_reproducible_and_survive_json() -> None:
+    for seed in range(12):
+        one = grow_loop(seed, seed % 2 == 1, seed % 3 == 1)
+        assert one == grow_loop(seed, seed % 2 == 1, seed % 3 == 1)
+        assert one == Program.of_json(json.loads(json.dumps(one.as_json())))
+        assert runs(one)
+        compile(module(one, "cpu"), "module", "exec")
+
+
+def test_shrinking_takes_loops_apart() -> None:
+    drawn = (grow_loop(seed, converted=True) for seed in range(200))
+    one = next(p for p in drawn if any("while" in line for line in p.lines) and any("mul_" in line for line in p.lines))
+    small = shrunk(one, lambda p: any("mul_" in line for line in p.lines))
+    assert one.converted
+    assert not small.converted
+    assert not any("while" in line or "if" in line for line in small.lines)
+    assert len(small.lines) < 5
+
+
+def test_a_dynamic_program_is_called_with_another_length() -> None:
+    one = next(p for p in map(grow_loop, range(50)) if p.dynamic)
+    space = one.longer().load()
+    assert space["make"]()[0].shape[0] == one.rows + 2
+    seen: list[int] = []
+    checked = check(one, backend=lambda gm, _: lambda *args: seen.extend(_rows(args)) or gm(*args))
+    assert checked.kind == "ok"
+    assert {one.rows, one.rows + 2} <= set(seen)
+
+
+def _rows(args: Sequence[Any]) -> list[int]:
+    return [x.shape[0] for x in args if isinstance(x, torch.Tensor) and x.dim() == 2]
 
 
 def test_shrinking_keeps_the_failure() -> None:

@@ -339,3 +339,58 @@ def two_insertions(x):
             j = j - 1
         x[j + 1] = key
     return x
+
+
+@program(lambda: (rows(6, 5), torch.zeros((), dtype=torch.int64)))
+def writes_through_views(b, i):
+    while i < 4:
+        b[i].mul_(2).sub_(b[0])
+        b[i][1] = b[i, 2] * 2
+        b[i][2:][0] += 1
+        b[i][0].add_(b[0, 1])
+        torch.relu_(b[i])
+        torch.add(b[0], b[i], out=b[i + 1])
+        b[i][1] *= 3
+        i = i + 1
+    return b
+
+
+@program(lambda: (rows(6, 5), torch.zeros((), dtype=torch.int64)))
+def names_of_views(b, i):
+    total = b[0] * 0
+    best = b[0].clone()
+    while i < 4:
+        row = b[i]
+        b[i] = row + 1
+        total = total + b[i]
+        if b[i].sum() > best.sum():
+            best = b[i].clone()
+        i = i + 1
+    return b, total, best
+
+
+@program(lambda: (rows(4, 6), rows(6, 4), rows(4)))
+def turned(x, y, r):
+    v = x.t().contiguous().t().t()
+    i = torch.zeros((), dtype=torch.int64)
+    while i < v.shape[0] and r[0] < 2:
+        v[i] = y[i] + r
+        i = i + 1
+    return v
+
+
+@program(lambda: (rows(66, 4), rows(4)))
+def one_column(x, r):
+    for i in range(x.shape[0]):
+        x[i, 3] = (r * 2).sum()
+    return x
+
+
+@program(lambda: (rows(66, 4), rows(4)))
+def several_targets(b, y):
+    n, i = 0, torch.zeros((), dtype=torch.int64)
+    for k in range(b.shape[0]):
+        b[k], y = y, b[k] + 1
+    while i < 6:
+        b[i], *(b[i, 1], n), i = y, b[i, 0] * 2, n + 1, i + 1
+    return b, y, n

@@ -21,7 +21,19 @@ from kgen.counters import counters
 pytestmark = pytest.mark.cpu
 
 # The others take as long to compile, and run with the slow tests.
-QUICK = ("two_insertions", "counted_in_a_loop", "carried_rows", "first_large", "write_else", "until_large", "suppression")
+QUICK = (
+    "writes_through_views",
+    "names_of_views",
+    "turned",
+    "one_column",
+    "two_insertions",
+    "counted_in_a_loop",
+    "carried_rows",
+    "first_large",
+    "write_else",
+    "until_large",
+    "suppression",
+)
 
 
 @pytest.fixture(autouse=True)
@@ -187,6 +199,37 @@ def test_a_view_that_leaves_a_loop_is_refused() -> None:
         return last
 
     assert ".clone()" in refused(row, torch.ones(3, 4))
+
+
+def test_a_view_at_an_index_of_a_tensor_is_refused_where_writes_matter() -> None:
+    """Such a view is a copy. Without these refusals, the write or the new value is lost."""
+
+    def write(b, i):
+        while i < 3:
+            row = b[i]
+            row[1] = 3
+            i = i + 1
+        return b
+
+    def swap(b, i):
+        while i < 3:
+            row = b[i]
+            b[i] = b[i + 1]
+            b[i + 1] = row
+            i = i + 1
+        return b
+
+    def earlier(b, i):
+        row = b[i]
+        seen = row + 1
+        while i < 3:
+            seen = row + seen
+            b[i] = 0
+            i = i + 1
+        return seen
+
+    for function in (write, swap, earlier):
+        assert "row is a view at an index that data decide" in refused(function, torch.ones(5, 4), torch.tensor(0))
 
 
 def test_a_list_that_a_loop_appends_to_is_refused() -> None:
