@@ -281,10 +281,12 @@ def _is_by_ranks(b: Builder, base: Tensor, change: Write) -> bool:
 
 
 def _by_ranks(b: Builder, base: Tensor, change: Write, include_self: bool) -> Tensor:
-    """NaN goes beyond all numbers, for it is the result where it is among them."""
+    """NaN goes beyond all numbers, for it is the result where it is among them. Numbers are those that eager stores: a gradient
+    goes to what equals the extreme."""
     wide = torch.float64 if base.dtype is torch.float64 else torch.float32
 
     def ranked(value: Value) -> Value:
+        value = vs.as_stored(value, base.dtype) if base.dtype in ops.NARROW_FLOATS else value
         rank = rank_of(vs.cast(value, wide))
         least = vs.const(torch.iinfo(rank.dtype).min, rank.dtype)
         return rank if change.mode == "max" else vs.where(vs.call("isnan", value), least, rank)

@@ -33,7 +33,10 @@ def gathers_runs(kernel: Kernel, sizes: Sizes) -> bool:
 
 
 def by_short_runs(kernel: Kernel, sizes: Sizes) -> Kernel | None:
-    """The kernel with short runs from data as its last loop, a power of two long. None where it gathers no such runs."""
+    """The kernel with short runs from data as its last loop, a power of two long. None where it gathers no such runs, or adds to
+    memory: threads would exchange addresses and values for that."""
+    if any(s.kind != "pointwise" for s in kernel.statements):
+        return None
     kernel = unflattened(kernel)
     length = kernel.outer[-1].extent.as_int() if len(kernel.outer) > 1 else None
     if length is None or length < 2 or length & (length - 1) or not gathers_runs(kernel, sizes):
