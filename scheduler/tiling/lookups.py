@@ -33,8 +33,8 @@ def gathers_runs(kernel: Kernel, sizes: Sizes) -> bool:
 
 
 def by_short_runs(kernel: Kernel, sizes: Sizes) -> Kernel | None:
-    """The kernel with short runs from data as its last loop, a power of two long. None where it gathers no such runs, or adds to
-    memory: threads would exchange addresses and values for that."""
+    """The kernel with short runs from data as its last loop, a power of two long. None where it gathers no such runs, or adds
+    to memory: threads would exchange addresses and values for that."""
     if any(s.kind != "pointwise" for s in kernel.statements):
         return None
     kernel = unflattened(kernel)
