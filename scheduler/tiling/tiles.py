@@ -402,13 +402,13 @@ def _shared_columns(kernel: Kernel, touches: list[Touch], sizes: Sizes, gpu: Gpu
 
 
 def _rows_at_data(kernel: Kernel, graph: ir.Graph, sizes: Sizes, gpu: Gpu) -> Tiling | None:
-    """A tile of rows that are runs at places from data, each as long as what a thread moves, such as codes of vectors of eight:
+    """A tile of rows that are runs at places from data, each as long as a thread's vector, such as codes of vectors of eight:
     the thread loads the codes of its row. Else it does so for each element, and threads exchange codes in shared memory."""
     split = by_short_runs(kernel, sizes)
     if split is None:
         return None
     length, block = sizes.of(split.outer[-1].extent), _pointwise_blocks(split, graph, sizes, gpu).x
-    if not _vector_block(split, graph, sizes) <= length * THREADS <= block:
+    if length * THREADS != _vector_block(split, graph, sizes) or length * THREADS > block:
         return None
     blocks = Blocks(x=length, y=block // length, warps=THREADS // 32)
     return Tiling(split, split.outer[-1:], split.outer[:-1], blocks, True, not _fits_32(split))
