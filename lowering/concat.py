@@ -25,6 +25,8 @@ from kgen.lowering.views import Extent, axis, result_sizes, unsqueeze
 MAX_SELECTED = 4
 # And if together they cost no more elementary operations than this: each element of the whole computes all parts.
 MAX_COST = 96
+# The same of functions of one number.
+MAX_BASIS = 8
 
 
 def cat(b: Builder, tensors: Sequence[Tensor], dim: int = 0) -> Tensor:
@@ -107,9 +109,18 @@ def _written(b: Builder, parts: Sequence[Tensor], k: int) -> Tensor:
 def stack(b: Builder, tensors: Sequence[Tensor], dim: int = 0) -> Tensor:
     """What all parts read at one place, as the halves of a byte do, is read once and without a mask."""
     k = dim % (tensors[0].rank + 1)
-    if len(tensors) == 1 or not _may_be_selected(tensors):
+    if len(tensors) == 1 or not (_may_be_selected(tensors) or _is_basis(b, tensors)):
         return cat(b, [unsqueeze(b, t, k) for t in tensors], k)
     return chosen(tensors, k)
+
+
+def _is_basis(b: Builder, tensors: Sequence[Tensor]) -> bool:
+    """Whether a GPU had better choose among more tensors: cheap functions of one number, such as polynomials of it. Nodes of
+    their own would store neighbours apart, to be read again by what permutes the stack."""
+    values = [part.value for part in tensors]
+    if not b.on_gpu(tensors[0].device) or len(tensors) > MAX_BASIS or len(set(vs.loads(values))) != 1:
+        return False
+    return vs.total_cost(values) <= MAX_COST
 
 
 def chosen(tensors: Sequence[Tensor], k: int) -> Tensor:

@@ -19,6 +19,7 @@ from kgen.lowering.builder import Builder
 from kgen.lowering.fallback import Refused
 from kgen.lowering.indexing import Advanced, at_least_1d, position
 from kgen.lowering.mutation import Write, write, write_to
+from kgen.lowering.sort_keys import rank_of, value_of_rank
 from kgen.lowering.tensor import Tensor, at, axes, broadcast, convert, indices, reshape
 from kgen.lowering.views import axis
 
@@ -257,16 +258,45 @@ def _reduce_into(b: Builder, base: Tensor, change: Write, reduce: str, include_s
         reduce = {"sum": "amax", "prod": "amin", "mean": "mean"}[reduce]
         if reduce == "mean":
             raise Refused("mean of bools")
+    by_mode = replace(change, mode=_MODES[reduce])
+    if _is_by_ranks(b, base, by_mode):
+        return _by_ranks(b, base, by_mode, include_self)
     start = base
     if not include_self:
         start = write(b, base, replace(change, value=vs.const(ops.identity(_IDENTITIES[reduce], base.dtype), base.dtype)))
-    total = write(b, start, replace(change, mode=_MODES[reduce]))
+    total = write(b, start, by_mode)
     if reduce != "mean":
         return total
     ones = full(b, base.sizes, torch.int64, base.device, 1 if include_self else 0)
     count = write_to(b, b.copy(ones, f"{b.stem()}_count"), replace(change, value=vs.const(1, torch.int64), mode="add"))
     divisor = vs.cast(vs.call("maximum", count.value, vs.const(1, torch.int64)), total.value.dtype)
     return total.with_value(vs.call("truediv" if base.dtype.is_floating_point else "floordiv", total.value, divisor))
+
+
+def _is_by_ranks(b: Builder, base: Tensor, change: Write) -> bool:
+    """Whether ranks of floats are what a GPU finds the extremes of: its atomics compare integers alone. Numbers that are in
+    memory before would be read and stored more often than the library does it."""
+    extremes = change.mode in ("max", "min") and base.dtype.is_floating_point
+    return extremes and base.value.op == "const" and b.on_gpu(base.device)
+
+
+def _by_ranks(b: Builder, base: Tensor, change: Write, include_self: bool) -> Tensor:
+    """NaN goes beyond all numbers, for it is the result where it is among them. Numbers are those that eager stores: a gradient
+    goes to what equals the extreme."""
+    wide = torch.float64 if base.dtype is torch.float64 else torch.float32
+
+    def ranked(value: Value) -> Value:
+        value = vs.as_stored(value, base.dtype) if base.dtype in ops.NARROW_FLOATS else value
+        rank = rank_of(vs.cast(value, wide))
+        least = vs.const(torch.iinfo(rank.dtype).min, rank.dtype)
+        return rank if change.mode == "max" else vs.where(vs.call("isnan", value), least, rank)
+
+    ranks = ranked(base.value)
+    table = b.copy(base.with_value(ranks, ranks.dtype))
+    if not include_self:
+        table = write_to(b, table, replace(change, value=ranked(vs.const(ops.identity(change.mode, wide), wide)), mode="set"))
+    total = write_to(b, table, replace(change, value=ranked(change.value)))
+    return convert(total.with_value(value_of_rank(total.value), wide), base.dtype)
 
 
 def _along_index(x: Tensor, dim: int, index: Tensor, source: Tensor) -> tuple[Tensor, Write]:

@@ -21,8 +21,8 @@ from kgen.ir import nodes as ir
 from kgen.ir import values as vs
 from kgen.ir.index import Expr, Sizes, Var
 from kgen.ir.plan import MAX_PERSISTENT, Blocks, ComboKernel, Kernel, Statement, Tiling
-from kgen.ir.values import Value
 from kgen.scheduler.tiling.guards import without_needless_guards
+from kgen.scheduler.tiling.lookups import by_short_runs, gathers_runs, lookup_steps
 from kgen.scheduler.tiling.loops import (
     Touch,
     collapsed,
@@ -192,6 +192,9 @@ def _tiled(kernel: Kernel, graph: ir.Graph, sizes: Sizes, gpu: Gpu, reorder: boo
         shared = _shared_columns(kernel, touches, sizes, gpu)
         if shared is not None:
             return Tiling(kernel, kernel.outer[-1:], kernel.outer[:-1], shared, True, wide)
+        runs = _rows_at_data(kernel, graph, sizes, gpu) if reorder and kernel is looped else None
+        if runs is not None:
+            return runs
         kernel = _stored_in_runs(kernel, touches, sizes) if reorder else kernel
         blocks = _pointwise_blocks(kernel, graph, sizes, gpu)
         rows = kernel.outer[:-1] if _has_row_values(kernel, touches, blocks.x, sizes) else ()
@@ -399,6 +402,19 @@ def _shared_columns(kernel: Kernel, touches: list[Touch], sizes: Sizes, gpu: Gpu
     return Blocks(x=x, y=COLUMN_ROWS, warps=THREADS // 32)
 
 
+def _rows_at_data(kernel: Kernel, graph: ir.Graph, sizes: Sizes, gpu: Gpu) -> Tiling | None:
+    """A tile of rows that are runs at places from data, each as long as a thread's vector, such as codes of vectors of eight:
+    the thread loads the codes of its row. Else it does so for each element, and threads exchange codes in shared memory."""
+    split = by_short_runs(kernel, sizes)
+    if split is None:
+        return None
+    length, block = sizes.of(split.outer[-1].extent), _pointwise_blocks(split, graph, sizes, gpu).x
+    if length * THREADS != _vector_block(split, graph, sizes) or length * THREADS > block:
+        return None
+    blocks = Blocks(x=length, y=block // length, warps=THREADS // 32)
+    return Tiling(split, split.outer[-1:], split.outer[:-1], blocks, True, not _fits_32(split))
+
+
 def _stored_in_runs(kernel: Kernel, touches: list[Touch], sizes: Sizes) -> Kernel:
     """With the loops innermost, too short for tiles, that make one run of all that is stored, such as the taps of filters. Else
     each thread stores into a sector of its own. What is read in as many streams stays in the L1 cache meanwhile."""
@@ -420,7 +436,7 @@ def _stored_in_runs(kernel: Kernel, touches: list[Touch], sizes: Sizes) -> Kerne
 def _pointwise_blocks(kernel: Kernel, graph: ir.Graph, sizes: Sizes, gpu: Gpu) -> Blocks:
     """Enough points a thread for wide accesses, but not so many that SMs stay idle."""
     points, block = sizes.points(kernel.outer), _vector_block(kernel, graph, sizes)
-    if _gathers(kernel, sizes):
+    if gathers_runs(kernel, sizes):  # loads begin when indices are there: more bytes are on their way (1.06 times the speed)
         block *= 2
     while block > THREADS and points < block * gpu.compute_units * 2:
         block //= 2
@@ -521,23 +537,6 @@ def _vector_block(kernel: Kernel, graph: ir.Graph, sizes: Sizes) -> int:
     return THREADS * (VECTOR // width)
 
 
-def _gathers(kernel: Kernel, sizes: Sizes) -> bool:
-    """Whether half of what a point moves is runs of neighbours at indices from data, such as rows of an embedding. Their loads
-    begin when the indices are there: with twice the points a thread has twice the bytes on their way (1.06 times the speed)."""
-    fast = kernel.outer[-1] if kernel.outer else None
-    if fast is None:
-        return False
-    loads = {load for s in kernel.statements for load in vs.loads(s.roots) if fast in load.variables()}
-    runs = [load for load in loads if _is_run_from_data(load, fast, sizes)]
-    stored = sum(len(s.outs) for s in kernel.statements if any(s.stored))
-    return bool(runs) and 2 * len(runs) >= len(loads) + stored
-
-
-def _is_run_from_data(load: Value, fast: Var, sizes: Sizes) -> bool:
-    (offset,) = load.attr[1]
-    return stride_along(offset, fast, sizes) == 1 and any(isinstance(atom, ix.Indirect) for atom in ix.free_atoms(offset))
-
-
 def _touched(kernel: Kernel, graph: ir.Graph) -> set[str]:
     made = {o for s in kernel.statements for o in s.outs}
     found = {load.attr[0] for s in kernel.statements for load in vs.loads(s.roots)} - made
@@ -600,7 +599,7 @@ def _reduction(kernel: Kernel, graph: ir.Graph, touches: list[Touch], sizes: Siz
         r = _again_step(rows, length, gpu) if again else _step(length, 2 * REDUCTION_POINTS)
         warps = max(WALKING_WARPS, r // AGAIN_WARP) if again else WALKING_WARPS
         blocks = Blocks(x=1, r=r, warps=max(warps, _lone_warps(r)) if rows <= gpu.compute_units else warps)
-    steps = _short_steps(kernel, touches, across, sizes, gpu) if whole else None
+    steps = _short_steps(kernel, touches, across, sizes, gpu) if whole and _may_step(kernel) else None
     if steps is not None:
         return Tiling(kernel, kernel.outer, (), steps, False, wide)
     if not across:
@@ -621,10 +620,9 @@ def _short_steps(kernel: Kernel, touches: list[Touch], across: bool, sizes: Size
     """A tile that walks its rows in short steps, where holding them wastes what takes the time: points past the end. Threads
     then have rows to themselves, and add up what they made once. None where that is not so, or a row is read again."""
     rows, length = sizes.points(kernel.outer), sizes.points(kernel.inner)
-    if 8 * (power_of_two(length) - length) <= length or kernel.sections > 1 or kernel.rows:
-        return None
-    if any(s.inner and s.kind not in ("pointwise", "reduction", "scatter") for s in kernel.statements):
-        return None
+    lookups = None if across else lookup_steps(kernel, touches, sizes, gpu.compute_units)
+    if lookups is not None or 8 * (power_of_two(length) - length) <= length:
+        return lookups
     if across:
         return Blocks(x=COLUMN_PAIRS, r=1, warps=COLUMN_WARPS) if rows >= gpu.compute_units * MANY_COLUMNS else None
     if not _waits_for_arithmetic(kernel, touches, sizes):
@@ -636,6 +634,12 @@ def _short_steps(kernel: Kernel, touches: list[Touch], across: bool, sizes: Size
     if rows >= x * least or (x * r == THREADS and 2 * rows >= x * least):
         return Blocks(x=x, r=r, warps=THREADS // 32)
     return _long_steps(kernel, rows, length, gpu)
+
+
+def _may_step(kernel: Kernel) -> bool:
+    """Whether rows are read in one walk, of what a step does not need from the one before."""
+    kinds = ("pointwise", "reduction", "scatter")
+    return kernel.sections == 1 and not kernel.rows and all(s.kind in kinds for s in kernel.statements if s.inner)
 
 
 def _long_steps(kernel: Kernel, rows: int, length: int, gpu: Gpu) -> Blocks | None:

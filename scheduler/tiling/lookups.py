@@ -1,0 +1,64 @@
+"""Tiles of kernels that look up tables at places from data: who shares a place, and who shares a table."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from kgen.ir import index as ix
+from kgen.ir import values as vs
+from kgen.ir.index import Sizes, Var
+from kgen.ir.plan import Blocks, Kernel
+from kgen.ir.values import Value
+from kgen.scheduler.tiling.loops import Touch, stride_along, unflattened
+
+# Rows of a program, one for each lane of a warp, points of a step along what has tables of its own, and warps.
+LANES, TABLES_OF_A_STEP, LOOKUP_WARPS = 32, 8, 4
+
+
+def is_run_from_data(load: Value, fast: Var, sizes: Sizes) -> bool:
+    """Whether neighbours along the loop read neighbours of memory, beginning at a place that data gives."""
+    (offset,) = load.attr[1]
+    return stride_along(offset, fast, sizes) == 1 and any(isinstance(atom, ix.Indirect) for atom in ix.free_atoms(offset))
+
+
+def gathers_runs(kernel: Kernel, sizes: Sizes) -> bool:
+    """Whether half of what a point moves is runs of neighbours at indices from data, such as rows of an embedding."""
+    fast = kernel.outer[-1] if kernel.outer else None
+    if fast is None:
+        return False
+    loads = {load for s in kernel.statements for load in vs.loads(s.roots) if fast in load.variables()}
+    runs = [load for load in loads if is_run_from_data(load, fast, sizes)]
+    stored = sum(len(s.outs) for s in kernel.statements if any(s.stored))
+    return bool(runs) and 2 * len(runs) >= len(loads) + stored
+
+
+def by_short_runs(kernel: Kernel, sizes: Sizes) -> Kernel | None:
+    """The kernel with short runs from data as its last loop, a power of two long. None where it gathers no such runs, or adds
+    to memory: threads would exchange addresses and values for that."""
+    if any(s.kind != "pointwise" for s in kernel.statements):
+        return None
+    kernel = unflattened(kernel)
+    length = kernel.outer[-1].extent.as_int() if len(kernel.outer) > 1 else None
+    if length is None or length < 2 or length & (length - 1) or not gathers_runs(kernel, sizes):
+        return None
+    return kernel
+
+
+def lookup_steps(kernel: Kernel, touches: Sequence[Touch], sizes: Sizes, units: int) -> Blocks | None:
+    """A tile whose lanes are rows, where most of what these read is at places from data in tables that belong to inner points
+    alone, as nodes of the trees of a forest. Neighbouring rows share a table then, which stays in the L1 cache for a step.
+    None where SMs would be idle."""
+    if not kernel.outer or sizes.points(kernel.outer) < LANES * units:
+        return None
+    inner = [touch for touch in touches if touch.inner and not touch.store]
+    if 2 * sum(_is_in_shared_table(kernel, touch) for touch in inner) <= len(inner):
+        return None
+    return Blocks(x=LANES, r=TABLES_OF_A_STEP, warps=LOOKUP_WARPS)
+
+
+def _is_in_shared_table(kernel: Kernel, touch: Touch) -> bool:
+    """Whether the place differs from row to row by data alone, and the table from inner point to inner point."""
+    atoms = ix.free_atoms(touch.offset)
+    through = {v for atom in atoms if isinstance(atom, ix.Indirect) for v in atom.value.free_atoms()}
+    row = kernel.outer[-1]
+    return row in through and row not in atoms and not atoms.isdisjoint(kernel.inner)
