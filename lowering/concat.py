@@ -116,9 +116,12 @@ def stack(b: Builder, tensors: Sequence[Tensor], dim: int = 0) -> Tensor:
 
 def _is_basis(b: Builder, tensors: Sequence[Tensor]) -> bool:
     """Whether a GPU had better choose among more tensors: cheap functions of one number, such as polynomials of it. Nodes of
-    their own would store neighbours apart, to be read again by what permutes the stack."""
+    their own would store neighbours apart, to be read again by what permutes the stack. As a result of the graph it stays in
+    parts, which threads exchange."""
     values = [part.value for part in tensors]
     if not b.on_gpu(tensors[0].device) or len(tensors) > MAX_BASIS or len(set(vs.loads(values))) != 1:
+        return False
+    if all(user.op == "output" for user in b.current.users):
         return False
     return vs.total_cost(values) <= MAX_COST
 
