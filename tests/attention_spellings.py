@@ -186,7 +186,7 @@ SPELLINGS = {
     "sink": Spelling(with_sink, [lambda n: _random(6, 4)], learned=True),
     "doubly masked": Spelling(doubly_masked, [_padding]),
     "clamped": Spelling(clamped, [lambda n: torch.zeros(2, 1, 1, n).masked_fill(~_padding(n)[:, None, None], -1e4)]),
-    "added": Spelling(added, [lambda n: 0.1 * _random(7, 4).abs()]),
+    "added": Spelling(added, [lambda n: 0.01 * _random(7, 4).abs()]),
     "scaled queries": Spelling(scaled_queries, [_padding]),
 }
 
