@@ -184,8 +184,9 @@ class _Part:
 
     @property
     def names(self) -> set[str]:
+        """Names that the graph gives, those of workspaces among them: kernels that are equal but for them are built once."""
         made = self.parameters.made_names | set(map(clean, self.parameters.sizes))
-        return made | set(self.parameters.shift_names())
+        return made | set(self.parameters.shift_names()) | {f"p_{clean(b)}" for b in self.parameters.pointers}
 
     def opening(self, name: str, more: Sequence[str]) -> str:
         """The signature, knobs, and the lengths of the axes."""

@@ -205,6 +205,23 @@ def together(
 MASKS = {"none": None, "causal": causal, "upwards": upwards, "window": window, "wide": wide, "late": late, "prefix": prefix}
 
 
+def two(*args: Tensor) -> Tensor:
+    return torch.stack((trained(*args[:3]), trained(*args[3:])))
+
+
+@pytest.mark.none
+def test_equal_layers_have_one_text() -> None:
+    """Where programs meet in a workspace, too: its name is as made up as those of tensors."""
+    args = [torch.randn(2, 2, 256, 64, dtype=bf16).requires_grad_() for _ in range(6)]
+    only = Only(ALL_GRADIENTS[0], lambda configs: configs[0], also=(*ALL_GRADIENTS, "triton_attention"))
+    plan, options = training_plans(two, *args, only=only)[1], options_for(True, only)
+    steps = [step for step in plan.kernels if isinstance(step, ComboKernel) and members(step)[0].contracts]
+    launches = [rendered(step, plan, f"kernel{number}", options).launch for number, step in enumerate(steps)]
+    assert len(launches) == 2
+    assert all("_sums" in launch.source for launch in launches), "there is a workspace"
+    assert len({launch.key for launch in launches}) == 1
+
+
 @pytest.mark.none
 def test_gradients_of_queries_are_made_with_those_of_keys_and_values() -> None:
     for plan, options in (together(causal, (256, 256, 64, 64))[:2], backward_of((256, 256, 64), ALL_GRADIENTS)):
