@@ -125,9 +125,11 @@ def _safe_by_elements(value: Value, reduced: Reduced, part: Callable[[Value], Va
     chosen = _number_apart(value, 0)
     found = None if chosen is None else weights_in(value.args[3 - chosen], reduced, part)
     filled = None if found is None or found.of.op != "where" else _number_apart(found.of, -math.inf)
-    if chosen is None or found is None or filled is None or _without(value, chosen) != _without(part(found.of), filled):
+    if chosen is None or found is None or filled is None:
         return None
-    return replace(found, safe=True, kept=found.of.args[3 - filled])
+    read = part(found.of)  # of what is added up, what this element is made of
+    same = read.op == "where" and _without(value, chosen) == _without(read, filled)
+    return replace(found, safe=True, kept=found.of.args[3 - filled]) if same else None
 
 
 def _number_apart(choice: Value, number: float) -> int | None:
