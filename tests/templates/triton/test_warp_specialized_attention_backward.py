@@ -335,6 +335,23 @@ def test_numbers_of_one_buffer_that_are_read_differently_have_memory_of_their_ow
     compile(launch.source, "kernel.py", "exec")
 
 
+def without_empty_sentences(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    """Of sentences without any word, which one number says, weights are 0."""
+    keep = torch.arange(k.shape[-2]) < torch.tensor([[k.shape[-2]], [0]])
+    s = (q @ k.mT * 0.25).masked_fill(~keep[:, None, None, :], -torch.inf)
+    return torch.where(keep.any(-1)[:, None, None, None], s.softmax(-1), 0) @ v
+
+
+@pytest.mark.ptx
+@pytest.mark.parametrize("templates", [WARP_SPECIALIZED, ALL_GRADIENTS])
+def test_a_mask_may_be_one_number_for_a_batch(templates: Sequence[str]) -> None:
+    """Gluon cannot spread it over a tile."""
+    plan, options = backward_of((256, 256, 64), templates, without_empty_sentences)
+    steps = [step for step in plan.kernels if members(step)[0].contracts]
+    launches = [rendered(step, plan, "kernel", options).launch for step in steps]
+    assert triton.compile_kernels([one for one in launches if isinstance(one, TritonKernel)], 90)
+
+
 # ---- a GPU's compiler -------------------------------------------------------------------------------------------------
 
 
