@@ -343,7 +343,7 @@ def without_empty_sentences(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
 
 
 @pytest.mark.ptx
-@pytest.mark.parametrize("templates", [WARP_SPECIALIZED, ALL_GRADIENTS])
+@pytest.mark.parametrize("templates", [tuple(WARP_SPECIALIZED), ALL_GRADIENTS])
 def test_a_mask_may_be_one_number_for_a_batch(templates: Sequence[str]) -> None:
     """Gluon cannot spread it over a tile."""
     plan, options = backward_of((256, 256, 64), templates, without_empty_sentences)
