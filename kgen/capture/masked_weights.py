@@ -33,13 +33,12 @@ MODERATE = {
     aten.constant_pad_nd.default, aten.gather.default,
 }  # fmt: skip
 NOT = {aten.logical_not.default, aten.bitwise_not.default}
-LOWEST = frozenset(torch.finfo(dtype).min for dtype in (torch.float16, torch.bfloat16, torch.float32))
 ZERO = frozenset((0.0,))
 
 
 def simplify_masked_weights(gm: GraphModule) -> GraphModule:
     """The graph of inference, or of both directions, changed in place."""
-    backward = of_tangents(gm)
+    backward = of_tangents(gm) - {gm.graph.output_node()}  # what a graph gives away somebody else reads
     forward = [node for node in gm.graph.nodes if node not in backward and node.target is aten.where.self]
     changed = [_Rewrite(gm, node, backward).run() for node in forward]
     if any(changed):
@@ -67,7 +66,7 @@ class _Rewrite(Calls):
     def _fill(self, chosen: int, softmax: Softmax) -> bool:
         """Scores that are the lowest number under the same mask become -inf there."""
         filled = _bare(softmax.scores)
-        number = _number_apart(filled, LOWEST)
+        number = _number_apart(filled, _lowest(filled))
         if number is None or _without(self.node, chosen) != _without(filled, number):
             return False
         if not _is_finite(filled.args[3 - number]) or not self._is_alone(filled, softmax):
@@ -101,6 +100,12 @@ def _number_apart(node: Any, numbers: Container[float]) -> int | None:
         return None
     found = [k for k in (1, 2) if _is_one_of(node.args[k], numbers)]
     return found[0] if len(found) == 1 else None
+
+
+def _lowest(scores: Node) -> Container[float]:
+    """The numbers below which a tensor has none but -inf: that of its own type, and those that are as far out."""
+    kinds = {scores.meta["val"].dtype, torch.bfloat16, torch.float32}
+    return {torch.finfo(kind).min for kind in kinds if kind.is_floating_point}
 
 
 def _is_one_of(part: Any, numbers: Container[float]) -> bool:

@@ -74,6 +74,20 @@ def test_they_are_what_eager_makes(number: float, last: str, biased: bool) -> No
             torch.testing.assert_close(mine, right, rtol=1e-4, atol=1e-5, equal_nan=True)
 
 
+@pytest.mark.parametrize("trains", [False, True])
+def test_weights_that_somebody_reads_stay(trains: bool) -> None:
+    """Those of a sentence without words are all equal, where scores are one number."""
+
+    def fn(q: Tensor, k: Tensor, v: Tensor, keep: Tensor) -> tuple[Tensor, Tensor]:
+        masked = keep[:, None, None, :].eq(0)
+        weights = (q @ k.transpose(-1, -2)).masked_fill(masked, LOWEST).softmax(-1)
+        return weights.masked_fill(masked, 0.0) @ v, weights
+
+    args = [one.requires_grad_(trains and one.is_floating_point()) for one in sample()]
+    for mine, right in zip(compiled(fn)(*args), fn(*args), strict=True):
+        torch.testing.assert_close(mine, right, rtol=1e-4, atol=1e-5)
+
+
 @pytest.mark.parametrize(("number", "biased"), [(LOWEST, False), (-math.inf, False), (LOWEST, True), (-math.inf, True)])
 def test_they_are_one_kernel_where_scores_are_finite(number: float, biased: bool) -> None:
     """With a bias there may be rows that are no zeros: then they are calls of the library, and a softmax."""
