@@ -73,7 +73,7 @@ def recompute_scores(
     """The joint graph, before it is split. `is_worth_it` is asked where there is a softmax to which this applies. Gradients
     read weights in float32, but `as_eager` those that eager has saved."""
     if gm.graph.find_nodes(op="call_function", target=aten.baddbmm.default):
-        _take_sums_apart(gm)
+        _take_sums_apart(gm, is_worth_it)
     backward = of_tangents(gm)
     found = [made for node in gm.graph.nodes if (made := _attention_of(node, backward)) is not None]
     done = [one for one in found if is_worth_it(one.softmax.scores.meta["val"].device, _sizes_of(one))]
@@ -344,12 +344,16 @@ def _is_static(node: Node) -> bool:
     return isinstance(value, torch.Tensor) and all(isinstance(size, int) for size in value.shape)
 
 
-def _take_sums_apart(gm: GraphModule) -> None:
+def _take_sums_apart(gm: GraphModule, is_worth_it: Callable[[torch.device, MatrixSizes], bool]) -> None:
     """Contractions with an addend that make scores become contractions and elementwise work."""
     softmaxes = [found for node in gm.graph.nodes if (found := _softmax_of(node)) is not None]
     made = (node for found in softmaxes for node in behind_elementwise([found.scores], _matrix(found.scores)))
     for node in dict.fromkeys(one for one in made if one.target is aten.baddbmm.default):
-        addend, left, right = node.args
+        addend, left, right = _args(node)
+        value, of = node.meta["val"], left.meta["val"]
+        rows, columns = value.shape[-2:]
+        if not is_worth_it(value.device, MatrixSizes(rows, columns, frozenset({of.shape[-1]}), of.dtype)):
+            continue
         beta, alpha = (node.kwargs.get(name, 1) for name in ("beta", "alpha"))
         calls = Calls(gm.graph, node)
         with gm.graph.inserting_before(node):
