@@ -149,7 +149,7 @@ def _with_vectors(b: Builder, x: Tensor, y: Tensor) -> Tensor | None:
         or not (_is_state(b, matrix) or _is_read_beside(b.current, 2 - dim))
     ):
         return None
-    rows, depth, columns = matrix.indices if dim == 1 else (*matrix.indices[:2], matrix.indices[2])
+    rows, depth, columns = matrix.indices
     left, right = ((rows, ix.ZERO, depth), matrix.indices) if dim == 1 else (matrix.indices, (rows, columns, ix.ZERO))
     return reduce(b, "sum", matrix.with_value(vs.call("mul", at(x, left), at(y, right))), [dim], True)
 

@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from torch.fx import GraphModule, Node
 
-from kgen.capture.recompute_scores import CONSTANTS, SAME, Calls, Softmax, number_of, softmax_in
+from kgen.capture.recompute_scores import CONSTANTS, SAME, Calls, Softmax, number_apart, number_of, softmax_in
 from kgen.capture.tangents import of_tangents
 
 __all__ = ["simplify_masked_weights"]
@@ -33,7 +33,6 @@ MODERATE = {
     aten.constant_pad_nd.default, aten.gather.default,
 }  # fmt: skip
 NOT = {aten.logical_not.default, aten.bitwise_not.default}
-ZERO = frozenset((0.0,))
 
 
 def simplify_masked_weights(gm: GraphModule) -> GraphModule:
@@ -56,7 +55,7 @@ class _Rewrite(Calls):
         self.node, self.backward = node, backward
 
     def run(self) -> bool:
-        chosen = _number_apart(self.node, ZERO)
+        chosen = number_apart(self.node, (0.0,))
         weights = None if chosen is None else _bare(self.node.args[3 - chosen])
         softmax = None if weights is None else softmax_in(weights)
         if chosen is None or weights is None or softmax is None:
@@ -66,7 +65,7 @@ class _Rewrite(Calls):
     def _fill(self, chosen: int, softmax: Softmax) -> bool:
         """Scores that are the lowest number under the same mask become -inf there."""
         filled = _bare(softmax.scores)
-        number = _number_apart(filled, _lowest(filled))
+        number = number_apart(filled, _lowest(filled))
         if number is None or _without(self.node, chosen) != _without(filled, number):
             return False
         if not _is_finite(filled.args[3 - number]) or not self._is_alone(filled, softmax):
@@ -94,22 +93,10 @@ class _Rewrite(Calls):
                 yield user
 
 
-def _number_apart(node: Any, numbers: Container[float]) -> int | None:
-    """Which argument of a choice is one of some numbers, the other one being a tensor."""
-    if not isinstance(node, Node) or node.target is not aten.where.self or node.kwargs:
-        return None
-    found = [k for k in (1, 2) if _is_one_of(node.args[k], numbers)]
-    return found[0] if len(found) == 1 else None
-
-
 def _lowest(scores: Node) -> Container[float]:
     """The numbers below which a tensor has none but -inf: that of its own type, and those that are as far out."""
     kinds = {scores.meta["val"].dtype, torch.bfloat16, torch.float32}
     return {torch.finfo(kind).min for kind in kinds if kind.is_floating_point}
-
-
-def _is_one_of(part: Any, numbers: Container[float]) -> bool:
-    return isinstance(part, Node) and part.target in CONSTANTS and number_of(part) in numbers
 
 
 def _without(choice: Node, argument: int) -> tuple[Node, bool]:

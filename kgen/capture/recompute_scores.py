@@ -24,7 +24,7 @@ from __future__ import annotations
 import itertools
 import math
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Container, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -38,8 +38,8 @@ from kgen.capture.tangents import of_tangents
 from kgen.ir.program import MatrixSizes
 
 __all__ = [
-    "CONSTANTS", "SAME", "Calls", "Softmax", "behind_elementwise", "calls", "columns_of", "grows", "narrowest", "number_of",
-    "recompute_scores", "sizes_around", "softmax_in",
+    "CONSTANTS", "SAME", "Calls", "Softmax", "behind_elementwise", "calls", "columns_of", "grows", "narrowest", "number_apart",
+    "number_of", "recompute_scores", "sizes_around", "softmax_in",
 ]  # fmt: skip
 
 aten = torch.ops.aten
@@ -274,6 +274,14 @@ def number_of(constant: Node) -> float | None:
     """What a call of one of `CONSTANTS` fills a tensor with; None where only a run knows."""
     found = constant.args[0] if constant.target is aten.scalar_tensor.default else constant.args[1]
     return float(found) if isinstance(found, int | float) else None
+
+
+def number_apart(node: Any, numbers: Container[float]) -> int | None:
+    """Which argument of a choice is one of some numbers, the other one being none of them; None of other nodes, too."""
+    if not calls(node, aten.where.self):
+        return None
+    found = [k for k, one in enumerate(_args(node)) if k and one.target in CONSTANTS and number_of(one) in numbers]
+    return found[0] if len(found) == 1 else None
 
 
 def _is_rounded_small(node: Node, matrix: int) -> bool:
@@ -780,18 +788,12 @@ def _factors(node: Node, size: int, shape: tuple[int, ...] = ()) -> Factors:
     if node.target in (aten.mul.Tensor, aten.mul.Scalar):
         one, other = (_factors(a, size, own) if isinstance(a, Node) else Factors(float(a), Counter()) for a in args)
         return _times(one, other)
-    if node.target is aten.where.self and (kept := _kept(node)) is not None:
-        condition = Factors(1.0, Counter([(args[0], 3 - kept, own)]))
-        return _times(condition, _factors(args[kept], size, own))
+    if (zero := number_apart(node, (0.0,))) is not None:
+        condition = Factors(1.0, Counter([(args[0], zero, own)]))
+        return _times(condition, _factors(args[3 - zero], size, own))
     if node.target in (aten.div.Tensor, aten.div.Scalar) and not isinstance(args[1], Node) and not node.kwargs:
         return _times(Factors(1 / float(args[1]), Counter()), _factors(args[0], size, shape))
     return Factors(1.0, Counter([node if _elements(node) == math.prod(shape or own) else (node, shape)]))
-
-
-def _kept(choice: Node) -> int | None:
-    """Which argument of a choice stands where not 0 does."""
-    zeros = [k for k in (1, 2) if (one := _args(choice)[k]).target in CONSTANTS and number_of(one) == 0]
-    return 3 - zeros[0] if len(zeros) == 1 else None
 
 
 def _is_transparent(node: Node, size: int) -> bool:
