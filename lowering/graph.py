@@ -407,7 +407,8 @@ class _Lowering:
             return False
         full = [v for v in reads if self._is_full(v, tensor)]
         saves = self._saves_traffic(node, tensor, full, reads)
-        return self._streams(node, tensor, full) > 1 or cost > (self._cheap(node, tensor) if saves else CHEAP)
+        many = self._streams(node, tensor, full) > 1 and not self._is_masked(node, tensor, full)
+        return many or cost > (self._cheap(node, tensor) if saves else CHEAP)
 
     def _is_kept_operand(self, node: Node, tensor: Tensor) -> bool:
         """Whether the graph gives its elements away, and multiplies them: as an operand it is stored as well where its elements
@@ -431,6 +432,18 @@ class _Lowering:
             return len(full)
         counts = Counter(name for name, _, _ in full)
         return sum(min(count, self._share(name, tensor)) for name, count in counts.items())
+
+    def _is_masked(self, node: Node, tensor: Tensor, full: Sequence[Any]) -> bool:
+        """Whether each element is made of a condition and of one number, as gradients of ReLU are, and few kernels read it, the
+        first of which reduces it: with that number and a byte for each of them they move less than a store and loads do."""
+        conditions = [load for load in full if load[2] is torch.bool]
+        others = [load for load in full if load[2] is not torch.bool]
+        if len(conditions) != 1 or len(others) > 1 or not self._is_large_on_gpu(tensor) or self._is_multiplied(node):
+            return False
+        if any(dtype.itemsize > tensor.dtype.itemsize for _, _, dtype in others):
+            return False
+        kernels = _kernels_with_sums(node)
+        return kernels is not None and kernels <= tensor.dtype.itemsize
 
     def _share(self, name: str, tensor: Tensor) -> int:
         """A buffer's elements for each of the tensor's."""
@@ -551,6 +564,30 @@ def _is_spread(node: Node) -> bool:
         views = {user for user in readers if rule_of(VIEWS, operator_name(user.target))}
         reached = views | {user for user in readers if _elements(user) == elements}
     return False
+
+
+def _kernels_with_sums(node: Node) -> int | None:
+    """How many kernels read a value that reductions read, these together in the first; None of a value that no reduction reads,
+    or something but an elementwise operator."""
+    if not all(_is_elementwise(user) or _elements(user) < _elements(node) for user in node.users):
+        return None
+    first = sum(_is_reduced_next(user, _elements(node)) for user in node.users)
+    return 1 + len(node.users) - first if first else None
+
+
+def _is_reduced_next(user: Node, elements: int, steps: int = STEPS) -> bool:
+    """Whether an operator is a reduction, or elementwise, and reductions alone read what comes of it."""
+    if 0 < _elements(user) < elements:
+        return True
+    return steps > 0 and bool(user.users) and all(
+        _is_elementwise(user) and _is_reduced_next(one, elements, steps - 1) for one in user.users
+    )  # fmt: skip
+
+
+def _is_elementwise(node: Node) -> bool:
+    return isinstance(node.target, torch._ops.OpOverload) and (
+        torch.Tag.pointwise in node.target.tags or rule_of(VIEWS, operator_name(node.target)) is not None
+    )
 
 
 def _reaches_matmul(node: Node) -> bool:
