@@ -50,8 +50,12 @@ from kgen.scheduler.transforms.stacked_reductions import split_stacked
 MIN_CHUNK = 4096
 # Warps that an SM runs at once: with so many, some load at any time.
 WARPS = 64
-# Shares of a row: what joins them walks all.
-MOST_SHARES = 512
+# The same of columns whose means and deviations are made in one walk: what folds them takes as long as some loads (H200,
+# 2026-11-29: 25,088 x 512 numbers of 16 bits in 15.1 us by 896 programs of four warps, in 17.3 us by 1,792).
+WARPS_OF_MEANS = 32
+# Shares of a row, and of columns: what joins them walks all. Each of few columns has programs enough with many shares alone
+# (H200, 2026-11-29: two sums of 401,408 x 64 numbers took 60.3 us by 448 shares, and 43.6 us by 1,792).
+MOST_SHARES, MOST_SHARES_OF_COLUMNS = 512, 2048
 # So many times the shares that are wanted are better than a row in one program, where no other number divides a loop; and than
 # stores with a mask.
 MORE_SHARES, MORE_MASKED = 8, 2
@@ -93,7 +97,7 @@ def split_reduction(kernel: Kernel, graph: ir.Graph, sizes: Sizes, gpu: Gpu) -> 
     programs = _programs(tiling, sizes)
     work = sizes.points(kernel.outer) * sizes.points(kernel.inner) // programs
     chunk = MIN_CHUNK // max(1, cost_of_a_point(kernel) // HEAVY)
-    wanted = min(gpu.compute_units * WARPS // _warps(tiling) // programs, work // chunk, MOST_SHARES)
+    wanted = min(_wanted(kernel, tiling, gpu) // programs, work // chunk, _most_shares(kernel, tiling))
     if wanted < 2 and channel is None:
         return (kernel,)
     loops = _by_stride(shared, graph, sizes)
@@ -106,6 +110,20 @@ def split_reduction(kernel: Kernel, graph: ir.Graph, sizes: Sizes, gpu: Gpu) -> 
         if shares is not None:
             return _Split(kernel, graph, whole, loop, shares, channel).run()
     return (kernel,)
+
+
+def _wanted(kernel: Kernel, tiling: Tiling, gpu: Gpu) -> int:
+    """Programs that a GPU runs at once."""
+    return gpu.compute_units * (WARPS_OF_MEANS if _are_means(kernel, tiling) else WARPS) // _warps(tiling)
+
+
+def _most_shares(kernel: Kernel, tiling: Tiling) -> int:
+    """Means and deviations are joined in two walks: more shares than registers hold take longer than they save."""
+    return MOST_SHARES_OF_COLUMNS if _is_columns(tiling) and not _are_means(kernel, tiling) else MOST_SHARES
+
+
+def _are_means(kernel: Kernel, tiling: Tiling) -> bool:
+    return _is_columns(tiling) and any(s.op == "welford" for s in kernel.statements)
 
 
 def _short_run(kernel: Kernel, graph: ir.Graph, sizes: Sizes) -> Var | None:

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import Any
+
 import pytest
 import torch
 import torch.nn.functional as F
@@ -280,3 +283,21 @@ def test_values_of_cut_rows() -> None:
     x, at = torch.randn(6, 67, 500), torch.randint(500, (320,))
     for got, want in zip(compiled(stored_and_its_sum, x, at), stored_and_its_sum(x.double(), at), strict=True):
         assert error(got, want) < 1e-5
+
+
+def sums_of_two(x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
+    return x.sum(0), (x * y).sum(0)
+
+
+@pytest.mark.parametrize(("fn", "shares"), [(sums_of_two, 2048), (lambda x, y: torch.var_mean(x * y, 0), 512)])
+def test_few_columns_have_many_shares(fn: Callable[..., Any], shares: int) -> None:
+    """Of means, whose shares are joined in two walks, no more than registers hold."""
+    partial, _ = planned(fn, torch.empty(32 * 112 * 112, 64), torch.empty(32 * 112 * 112, 64)).kernels
+    assert partial.outer[0].extent.as_int() == shares
+
+
+def test_means_of_columns_have_fewer_programs() -> None:
+    x = torch.empty(32 * 28 * 28, 512)
+    sums, _ = planned(lambda x: x.sum(0), x).kernels
+    means, _ = planned(lambda x: torch.var_mean(x, 0), x).kernels
+    assert sums.outer[0].extent.as_int() == 2 * (means.outer[0].extent.as_int() or 0) == 256
