@@ -62,8 +62,9 @@ L2_RESULT = 16 << 20
 # elsewhere. Less of problems that take longer than `SHORT`, whose parts average out.
 DOUBT = {"computed": 1.3, "reduced": 1.2, "few": 1.15, "epilogue": 1.15, "plain": 1.05}
 FEW, HEAVY, SHORT = 32, 12, 20e-6
-# And of problems of any length, where such an epilogue reads as much as the library's result: their residuals do not average
-# out (gradients of GELU .97 to 1.24, of SwiGLU 1.27).
+# And of problems of any length, for each operand as large as the library's result that such an epilogue reads: their residuals
+# do not average out (gradients of GELU, which read one, .97 to 1.24; of SwiGLU, which read two, 1.27 and, on an H200,
+# 2026-11-29, 1.11 with 880 us where the library and another kernel take 791).
 DOUBT_OF_READING = 1.08
 # And of windows that overlap, whose residuals have the same cause for problems of one kind (H100, 2026-11-26, bench.regret).
 DOUBT_OF_WINDOWS = 1.0
@@ -199,7 +200,7 @@ def vendor_seconds(problem: Problem) -> float:
     total = apart_seconds(problem)
     if problem.device.kind != "cuda":
         return total
-    least = DOUBT_OF_READING if _is_heavy(problem) and _reads_much(problem) else 1.0
+    least = DOUBT_OF_READING ** _large_reads(problem) if _is_heavy(problem) else 1.0
     if _windowed(problem) and _overlaps(problem) and not _reads_patches(problem) and not _is_narrow(problem):
         least = max(least, DOUBT_OF_WINDOWS)
     return total / max(least, 1 + (doubt(problem) - 1) * min(1.0, SHORT / total))
@@ -223,9 +224,9 @@ def _is_heavy(problem: Problem) -> bool:
     return vs.total_cost([root for s in problem.epilogue for root in s.roots]) > HEAVY
 
 
-def _reads_much(problem: Problem) -> bool:
-    """Whether an epilogue reads as many bytes as there are in the library's result."""
-    return problem.epilogue_bytes - problem.stored_bytes >= problem.size_of_result
+def _large_reads(problem: Problem) -> int:
+    """How many times as many bytes as there are in the library's result an epilogue reads."""
+    return max(0, problem.epilogue_bytes - problem.stored_bytes) // max(1, problem.size_of_result)
 
 
 def apart_seconds(problem: Problem) -> float:

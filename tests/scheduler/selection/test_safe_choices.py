@@ -438,3 +438,21 @@ def test_entries_of_tables_are_stored_first() -> None:
     plan = planned(codebooks, t(4, 4096), t(4096, 512, 2, dtype=torch.uint8), t(2, 256, 8))
     read = {load.attr[0] for kernel in matmuls(plan) for s in kernel.statements for load in vs.loads(s.roots)}
     assert read.isdisjoint(plan.graph.inputs[1:])
+
+
+def gated_gradient(dy: Tensor, w: Tensor, gate: Tensor, up: Tensor) -> tuple[Tensor, Tensor]:
+    """Of the second layer of a SwiGLU MLP, through the activation."""
+    dh, g = (dy @ w).float(), gate.float()
+    slope = torch.sigmoid(g)
+    return (dh * up * slope * (1 + g * (1 - slope))).bfloat16(), (dh * g * slope).bfloat16()
+
+
+def gelu_gradient(dy: Tensor, w: Tensor, x: Tensor) -> Tensor:
+    return torch.ops.aten.gelu_backward(dy @ w, x)
+
+
+def test_an_epilogue_that_reads_two_large_operands_has_to_save_more() -> None:
+    """Measured: Llama's gradient of SwiGLU in 880 us by a template whose estimate was 790, and in 791 us apart."""
+    dy, w, h = t(4096, 4096), t(4096, 14336), t(4096, 14336)
+    assert not matmuls(planned(gated_gradient, dy, w, h, h))
+    assert matmuls(planned(gelu_gradient, t(6304, 768), t(768, 3072), t(6304, 3072)))
