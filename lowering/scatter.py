@@ -12,7 +12,7 @@ import torch
 from kgen.ir import index as ix
 from kgen.ir import ops
 from kgen.ir import values as vs
-from kgen.ir.index import Expr, Var
+from kgen.ir.index import Expr, Size, Var
 from kgen.ir.nodes import Sizes
 from kgen.ir.values import Value
 from kgen.lowering.builder import Builder
@@ -33,10 +33,49 @@ def full(b: Builder, sizes: Sizes, dtype: torch.dtype, device: torch.device, num
 
 
 def accumulate(b: Builder, base: Tensor, change: Write) -> Tensor:
-    """Adds into `base`; for bools a sum is an `or`."""
+    """Adds into `base`; for bools a sum is an `or`. Where each element is known to have one addition at most, and no memory has
+    the tensor yet, as in the gradient of ``x[:, arange(n)]``, that is elementwise."""
+    spread = _spread(base, change) if _is_computed(base) else None
+    if spread is not None:
+        inside, value = spread
+        added = vs.call("or" if base.dtype is torch.bool else "add", base.value, value)
+        return base.with_value(vs.masked(inside, value if _is_zero(base) else added, base.value))
     if _adds_up(b, base, change):
         return _accumulate_wide(b, base, change)
     return write(b, base, replace(change, mode="max" if base.dtype is torch.bool else "add"))
+
+
+def _spread(base: Tensor, change: Write) -> tuple[Value, Value] | None:
+    """Whether an element of `base` is changed, and by what, where each loop of the change goes along a dimension of its own, step
+    by step from a known place on; None of other changes."""
+    loops = {v for v in axes(change.sizes) if v.extent != 1}
+    found: dict[Var, Expr] = {}
+    inside = [] if change.mask is None else [change.mask]
+    for where, own, size in zip(change.where, base.indices, base.sizes, strict=True):
+        atoms = ix.free_atoms(where)
+        if not all(isinstance(atom, Var | Size) for atom in atoms) or not _is_inside(where, size):
+            return None
+        along = atoms & loops
+        if not along:
+            inside += [] if size == 1 else [vs.call("eq", vs.index_value(own), vs.index_value(where))]
+            continue
+        [loop] = along if len(along) == 1 else [None]
+        if not isinstance(loop, Var) or loop in found or ix.stride_of(where, loop) != 1:
+            return None
+        place = found[loop] = own - (where - loop.expr())
+        inside += [vs.compare("ge", place, ix.ZERO), vs.compare("lt", place, loop.extent)]
+    if found.keys() != loops:
+        return None
+    mapping = {v: found.get(v, ix.ZERO) for v in axes(change.sizes)}
+    both, value = vs.const(True, torch.bool), vs.cast(change.value, ops.compute_dtype(base.dtype))
+    for one in inside:
+        both = vs.call("and", both, one)
+    both, value = vs.substitute_all([both, value], mapping)
+    return both, value
+
+
+def _is_inside(index: Expr, size: Expr) -> bool:
+    return ix.known_less(-1, index) and ix.known_less(index, size)
 
 
 def _adds_up(b: Builder, base: Tensor, change: Write) -> bool:
