@@ -35,6 +35,9 @@ SHORT_ROW = 16
 MOST_FORCED = 1024
 # Rows that a program of a GPU sorts in its registers.
 MOST_SORTED = 4096
+# Elements between neighbours of a row from which on a GPU had better read them from a copy with these side by side, elements of
+# such a row, and of all: fewer stay in its caches.
+APART, SHORTEST_RUN, LEAST_COPIED = 4, 32, 1 << 15
 # Operands with more dimensions are not looked for in other orders of these.
 MOST_ORDERED = 4
 
@@ -423,6 +426,21 @@ class Builder:
         name, index, _ = tensor.value.attr
         made = self.turned[name] = self.copied(self.load(self.graph.buffers[name]), order)
         return replace(tensor, value=at(made, index))
+
+    def read_along_rows(self, tensor: Tensor, most: int) -> Tensor:
+        """The tensor, whose loads of up to so many elements are from copies with neighbours along its last dimension side by side,
+        where they are further apart than a copy is worth."""
+        if not tensor.rank or (tensor.sizes[-1].as_int() or 0) < SHORTEST_RUN:
+            return tensor
+        for load in vs.loads([tensor.value]):
+            name, index, dtype = load.attr
+            step = self._step(name, index, tensor.axes[-1])
+            apart = 0 if step is None else abs(step.as_int() or 0)
+            size = ix.product(self.graph.buffers[name].sizes).as_int() or 0
+            one = replace(tensor, value=load, dtype=dtype)
+            if name not in self.turned and apart >= APART and LEAST_COPIED <= size <= most and self._rows_last(one) is not None:
+                self.with_rows(one)
+        return replace(tensor, value=self._along_rows(tensor))
 
     def _rows_last(self, tensor: Tensor) -> tuple[int, ...] | None:
         """Of a tensor that is elements of a buffer no larger than itself: its dimensions, the tensor's last one last."""

@@ -65,6 +65,8 @@ DEAR_OF_ROWS, DEAR_WORK = 32, 1 << 29
 MOST_READERS = 3
 # Operators that read elements at positions from data, and of how many elements they may read one.
 GATHERS, FEW_GATHERED = ("aten.gather.default", "aten.index.Tensor"), 16
+# Elements of a contraction's result for each of what they share, from which on a copy of that in rows is worth a kernel.
+FEWEST_SHARING = 4
 # Where each element is read so often at most, readers compute what they read, whatever it costs.
 FEW_TIMES = 0.5
 # A value that reads this many buffers or has this many operations is stored whatever its users, to bound code size.
@@ -288,11 +290,32 @@ class _Lowering:
             args, kwargs = self._moved(args, device), self._moved(kwargs, device)
         if _is_conversion(node):
             args = (self._in_memory(args[0]), *args[1:])
+        if self.builder.on_gpu(device) and self._is_of_contraction(node):
+            args = self._read_along_rows(node, args)
         result = rule(self.builder, *args, **kwargs)
         if device.type == "cuda" or self.context.gpu_everywhere:
             fallback.refuse_on_gpu(self.builder.graph, self.builder.graph.nodes[mark:], self.on_gpu, self.context.deterministic)
             fallback.refuse_values_on_gpu((t.value for t in tree_leaves(result) if isinstance(t, Tensor)), self.on_gpu)
         return result
+
+    def _is_of_contraction(self, node: Node) -> bool:
+        """Whether it is elementwise work on a contraction's large result, of some arguments that are not made of that."""
+        if not self.context.inlining or not _is_pointwise(node) or len(node.all_input_nodes) < 2 or _elements(node) < LARGE:
+            return False
+        return sum(_is_made_by_contraction(one) for one in node.all_input_nodes) == 1
+
+    def _read_along_rows(self, node: Node, args: Sequence[Any]) -> tuple[Any, ...]:
+        """The arguments, of which those that many elements share are read from copies with neighbours of a row side by side. A
+        template reads each tile of them; across rows, as a mask with its batch innermost is stored, each load would bring one
+        element of each sector."""
+        elements = _elements(node)
+
+        def copied(tensor: Any, given: Any) -> Any:
+            if not isinstance(tensor, Tensor) or not isinstance(given, Node) or _is_made_by_contraction(given):
+                return tensor
+            return self.builder.read_along_rows(tensor, most=elements // FEWEST_SHARING)
+
+        return tuple(copied(tensor, given) for tensor, given in zip(args, node.args, strict=True))
 
     def _moved(self, tree: Any, device: torch.device) -> Any:
         """Tensors of other devices copied to this one, as torch does with a number in a CPU tensor or an index from there."""
@@ -566,6 +589,23 @@ def _is_spread(node: Node) -> bool:
     return False
 
 
+def _is_made_by_contraction(node: Node) -> bool:
+    """Whether a contraction's result reaches a value by elementwise operators and views that leave its elements their number."""
+    elements, reached = _elements(node), {node}
+    for _ in range(2 * STEPS):
+        if any(rule_of(CONTRACTIONS, operator_name(one.target)) for one in reached):
+            return True
+        way = {one for one in reached if _is_elementwise(one)}
+        reached = {before for one in way for before in one.all_input_nodes if _elements(before) == elements}
+        if not reached:
+            return False
+    return False
+
+
+def _is_pointwise(node: Node) -> bool:
+    return isinstance(node.target, torch._ops.OpOverload) and torch.Tag.pointwise in node.target.tags
+
+
 def _kernels_with_sums(node: Node) -> int | None:
     """How many kernels read a value that reductions read, these together in the first; None of a value that no reduction reads,
     or something but an elementwise operator."""
@@ -585,9 +625,7 @@ def _is_reduced_next(user: Node, elements: int, steps: int = STEPS) -> bool:
 
 
 def _is_elementwise(node: Node) -> bool:
-    return isinstance(node.target, torch._ops.OpOverload) and (
-        torch.Tag.pointwise in node.target.tags or rule_of(VIEWS, operator_name(node.target)) is not None
-    )
+    return _is_pointwise(node) or rule_of(VIEWS, operator_name(node.target)) is not None
 
 
 def _reaches_matmul(node: Node) -> bool:
