@@ -428,19 +428,20 @@ class Builder:
         return replace(tensor, value=at(made, index))
 
     def read_along_rows(self, tensor: Tensor, most: int) -> Tensor:
-        """The tensor, whose loads of up to so many elements are from copies with neighbours along its last dimension side by side,
-        where they are further apart than a copy is worth."""
+        """The tensor, with loads of buffers of up to so many elements from copies with neighbours of a row side by side, where
+        they are so far apart that a copy is worth it. What kernels make is in the order of its readers anyway."""
         if not tensor.rank or (tensor.sizes[-1].as_int() or 0) < SHORTEST_RUN:
             return tensor
+        copied: dict[Value, Value] = {}
         for load in vs.loads([tensor.value]):
             name, index, dtype = load.attr
             step = self._step(name, index, tensor.axes[-1])
             apart = 0 if step is None else abs(step.as_int() or 0)
-            size = ix.product(self.graph.buffers[name].sizes).as_int() or 0
-            one = replace(tensor, value=load, dtype=dtype)
-            if name not in self.turned and apart >= APART and LEAST_COPIED <= size <= most and self._rows_last(one) is not None:
-                self.with_rows(one)
-        return replace(tensor, value=self._along_rows(tensor))
+            buffer = self.graph.buffers[name]
+            size = 0 if buffer.kind == "intermediate" else ix.product(buffer.sizes).as_int() or 0
+            if name not in self.turned and apart >= APART and LEAST_COPIED <= size <= most and not load.args:
+                copied[load] = self.with_rows(replace(tensor, value=load, dtype=dtype)).value
+        return replace(tensor, value=vs.replace_loads([self._along_rows(tensor)], copied.get)[0])
 
     def _rows_last(self, tensor: Tensor) -> tuple[int, ...] | None:
         """Of a tensor that is elements of a buffer no larger than itself: its dimensions, the tensor's last one last."""

@@ -302,7 +302,7 @@ class _Lowering:
         """Whether it is elementwise work on a contraction's large result, of some arguments that are not made of that."""
         if not self.context.inlining or not _is_pointwise(node) or len(node.all_input_nodes) < 2 or _elements(node) < LARGE:
             return False
-        return sum(_is_made_by_contraction(one) for one in node.all_input_nodes) == 1
+        return any(_is_result_of(one, node) for one in node.all_input_nodes)
 
     def _read_along_rows(self, node: Node, args: Sequence[Any]) -> tuple[Any, ...]:
         """The arguments, of which those that many elements share are read from copies with neighbours of a row side by side. A
@@ -311,7 +311,7 @@ class _Lowering:
         elements = _elements(node)
 
         def copied(tensor: Any, given: Any) -> Any:
-            if not isinstance(tensor, Tensor) or not isinstance(given, Node) or _is_made_by_contraction(given):
+            if not isinstance(tensor, Tensor) or not isinstance(given, Node) or _is_result_of(given, node):
                 return tensor
             return self.builder.read_along_rows(tensor, most=elements // FEWEST_SHARING)
 
@@ -589,9 +589,9 @@ def _is_spread(node: Node) -> bool:
     return False
 
 
-def _is_made_by_contraction(node: Node) -> bool:
-    """Whether a contraction's result reaches a value by elementwise operators and views that leave its elements their number."""
-    elements, reached = _elements(node), {node}
+def _is_result_of(given: Node, node: Node) -> bool:
+    """Whether a contraction's result, of as many elements as a node makes, reaches an argument by elementwise operators."""
+    elements, reached = _elements(node), {given} if _elements(given) == _elements(node) else set[Node]()
     for _ in range(2 * STEPS):
         if any(rule_of(CONTRACTIONS, operator_name(one.target)) for one in reached):
             return True

@@ -12,7 +12,7 @@ import torch
 from kgen.ir import index as ix
 from kgen.ir import ops
 from kgen.ir import values as vs
-from kgen.ir.index import Expr, Size, Var
+from kgen.ir.index import Atom, Expr, Size, Var
 from kgen.ir.nodes import Sizes
 from kgen.ir.values import Value
 from kgen.lowering.builder import Builder
@@ -46,8 +46,8 @@ def accumulate(b: Builder, base: Tensor, change: Write) -> Tensor:
 
 
 def _spread(base: Tensor, change: Write) -> tuple[Value, Value] | None:
-    """Whether an element of `base` is changed, and by what, where each loop of the change goes along a dimension of its own, step
-    by step from a known place on; None of other changes."""
+    """Whether an element of `base` is changed, and by what, where each loop of the change goes along one dimension alone, from
+    a known place on; None of other changes."""
     loops = {v for v in axes(change.sizes) if v.extent != 1}
     found: dict[Var, Expr] = {}
     inside = [] if change.mask is None else [change.mask]
@@ -66,7 +66,7 @@ def _spread(base: Tensor, change: Write) -> tuple[Value, Value] | None:
         inside += [vs.compare("ge", place, ix.ZERO), vs.compare("lt", place, loop.extent)]
     if found.keys() != loops:
         return None
-    mapping = {v: found.get(v, ix.ZERO) for v in axes(change.sizes)}
+    mapping: dict[Atom, Expr] = {v: found.get(v, ix.ZERO) for v in axes(change.sizes)}
     both, value = vs.const(True, torch.bool), vs.cast(change.value, ops.compute_dtype(base.dtype))
     for one in inside:
         both = vs.call("and", both, one)
