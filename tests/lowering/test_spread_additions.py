@@ -1,4 +1,4 @@
-"""Additions at places that are known, one for each element at most: elementwise, and no updates of memory."""
+"""Additions at places that are known, one for each element at most: elementwise, and no scatter."""
 
 from __future__ import annotations
 
@@ -26,15 +26,15 @@ ADDITIONS: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
     "bools": lambda x, y: put(x > 20, [None, None, torch.arange(2)], y > 0, True),
     "16 bits": lambda x, y: put(torch.zeros_like(x).half(), [None, None, torch.arange(2)], y.half(), True),
 }
-UPDATES: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
+SCATTERS: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
     "every second": lambda x, y: put(torch.zeros_like(x), [None, None, torch.arange(0, 4, 2)], y, True),
     "one place": lambda x, y: put(torch.zeros_like(x), [None, None, torch.tensor([1, 1])], y, True),
     "in place": lambda x, y: put(x, [None, None, torch.arange(2)], y, True),
 }
 
 
-def updates(fn: Callable[[Tensor, Tensor], Tensor]) -> int:
-    """Updates of memory in the graph, whose results are checked."""
+def scatters(fn: Callable[[Tensor, Tensor], Tensor]) -> int:
+    """Scatters in the graph, whose results are checked."""
     made = lower(capture(fn, (X, Y), "fake"), LoweringContext())
     for got, want in zip(flat(evaluate_graph(made, [X, Y])), flat(fn(X, Y)), strict=True):
         torch.testing.assert_close(got, want)
@@ -42,13 +42,13 @@ def updates(fn: Callable[[Tensor, Tensor], Tensor]) -> int:
 
 
 @pytest.mark.parametrize("name", ADDITIONS)
-def test_no_memory_is_updated(name: str) -> None:
-    assert updates(ADDITIONS[name]) == 0
+def test_they_are_elementwise(name: str) -> None:
+    assert scatters(ADDITIONS[name]) == 0
 
 
-@pytest.mark.parametrize("name", UPDATES)
-def test_memory_is_updated(name: str) -> None:
-    assert updates(UPDATES[name]) == 1
+@pytest.mark.parametrize("name", SCATTERS)
+def test_they_are_scattered(name: str) -> None:
+    assert scatters(SCATTERS[name]) == 1
 
 
 def test_an_index_past_the_end_raises() -> None:
