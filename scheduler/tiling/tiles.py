@@ -26,6 +26,7 @@ from kgen.scheduler.tiling.lookups import by_short_runs, gathers_runs, lookup_st
 from kgen.scheduler.tiling.loops import (
     Touch,
     collapsed,
+    collapsed_apart,
     distinct_touches,
     grouped,
     linearized,
@@ -176,6 +177,8 @@ def _tiled(kernel: Kernel, graph: ir.Graph, sizes: Sizes, gpu: Gpu, reorder: boo
     if reorder:
         kernel = ordered(kernel, touches, sizes)
     kernel = collapsed(kernel)
+    if reorder and not kernel.inner and kernel.share is None:
+        kernel = _with_whole_rows(kernel, graph, sizes)
     looped = kernel
     kernel = unrolled(kernel, graph, sizes, gpu) if reorder and unroll else kernel
     wide = not _fits_32(kernel)
@@ -336,6 +339,15 @@ def _second_axis(kernel: Kernel, touches: list[Touch], sizes: Sizes) -> Var | No
             if runs_along(touch.offset, v, sizes) and sizes.of(v.extent) >= MIN_TILE:
                 weights[v] = weights.get(v, 0) + touch.distinct
     return max(weights, key=lambda v: weights[v]) if weights else None
+
+
+def _with_whole_rows(kernel: Kernel, graph: ir.Graph, sizes: Sizes) -> Kernel:
+    """A kernel of planes with the loops of an image as one, although the loop along which memory is read across stands between
+    them: a plane's rows then go on past the ends of an image's rows, which are seldom a whole number of tiles."""
+    made = collapsed_apart(kernel)
+    if made is kernel or sizes.of(made.outer[-1].extent) < LINE_OF_A_PLANE:
+        return kernel
+    return kernel if _second_axis(made, list(distinct_touches(made, graph, sizes)), sizes) is None else made
 
 
 def _interleaved(kernel: Kernel, slow: Var, touches: list[Touch], sizes: Sizes) -> tuple[Var, ...]:
