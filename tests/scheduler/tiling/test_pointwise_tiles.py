@@ -91,6 +91,14 @@ def test_a_plane_goes_on_past_the_ends_of_rows() -> None:
     assert [v.extent.as_int() for v in tiling.y] == [8, 64]
 
 
+@pytest.mark.parametrize(("columns", "width"), [(85, 32), (64, 64), (128, 64), (129, 64), (197, 64)])
+def test_planes_of_rows_that_fill_few_tiles_are_narrower(columns: int, width: int) -> None:
+    """A detector's 85 columns filled two tiles of 64 to two thirds, and each point is arithmetic."""
+    plan = planned(lambda x: x.mT.sigmoid().contiguous(), torch.empty(24, columns, 6320).half())
+    [tiling] = [choose_tiles(kernel, plan.graph, Sizes({}), Gpu()) for kernel in plan.kernels]
+    assert (tiling.blocks.x, tiling.blocks.y) == (width, 128)
+
+
 @pytest.mark.interpret
 def test_values_past_the_ends_of_rows() -> None:
     x, mask = torch.randn(2, 16, 7, 19), torch.randn(2, 1, 7, 19)

@@ -98,7 +98,7 @@ def test_matmuls_of_copies_are_right(name: str) -> None:
 
 
 def test_short_rows_within_lines_are_read_where_they_are() -> None:
-    """Rows of 64 bytes at multiples of 64: a copy of them in lines of their own has twice as many lines."""
+    """Rows of 64 bytes at multiples of 64: a copy of them has a line for each."""
     f: Callable[..., Tensor] = lambda x, w: F.relu(torch.bmm(x.transpose(0, 1), w))  # noqa: E731
     for length, offered in ((32, set()), (48, {LEFT, RIGHT, BOTH})):
         args = e(512, 6, length), e(6, length, length)

@@ -207,7 +207,8 @@ def test_statistics_of_a_prime_number_of_rows_are_shared_out() -> None:
     x = torch.empty(4001, 1003)
     partial, joined, *_ = planned(made_and_its_statistics, x, x).kernels
     share, (own,) = partial.outer[0].extent.as_int(), joined.inner
-    assert share is not None and share > 8
+    assert share is not None
+    assert share > 8
     assert own.extent.as_int() == share + 4001 % share
 
 
