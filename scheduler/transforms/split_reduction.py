@@ -111,8 +111,8 @@ def split_reduction(kernel: Kernel, graph: ir.Graph, sizes: Sizes, gpu: Gpu) -> 
 
 def _shares_and_rest(kernel: Kernel, wanted: int) -> int | None:
     """The number of equal shares of a row which leaves fewest points over, where points are counted and no number divides it:
-    the kernel that joins the shares reads those points."""
-    if len(kernel.inner) != 1 or any(s.kind == "scatter" for s in kernel.statements):
+    the kernel that joins the shares reads those points. It walks them again, so nothing may have been written over them."""
+    if len(kernel.inner) != 1 or any(s.kind == "scatter" or s.target is not None for s in kernel.statements):
         return None
     length = kernel.inner[0].extent.as_int()
     if length is None or any(s.inner and s.op in ("argmax", "argmin") for s in kernel.statements):
@@ -348,8 +348,8 @@ class _Split:
         if not self.over or s.kind != "pointwise":
             return []
         self.made.update(dict.fromkeys(s.outs, self._computed(s.value)))
-        masks = {} if s.mask is None else {"mask": self._computed(s.mask)}
-        made = replace(s, value=self._computed(s.value), **masks).substituted(self.left_over)
+        mask = None if s.mask is None else self._computed(s.mask)
+        made = replace(s, value=self._computed(s.value), mask=mask).substituted(self.left_over)
         return [replace(stored_inside(made, vs.call("not", self.is_share)), section=0)] if any(s.stored) else []
 
     def _computed(self, value: Value) -> Value:

@@ -212,6 +212,16 @@ def test_statistics_of_a_prime_number_of_rows_are_shared_out() -> None:
     assert own.extent.as_int() == share + 4001 % share
 
 
+def test_statistics_of_what_is_overwritten_stay_with_one_program() -> None:
+    """The kernel that joins shares would read the points that are left over after it has stored them."""
+
+    def fn(x: Tensor) -> Tensor:
+        return torch.var(x.mul_(2), 0)
+
+    kernels = planned(fn, torch.empty(4001, 1003)).kernels
+    assert not any(v.name == "share" for k in kernels for v in (*k.outer, *k.inner))
+
+
 @pytest.mark.interpret
 @pytest.mark.parametrize("rows", [4001, 3999])
 def test_values_of_statistics_of_awkward_numbers_of_rows(rows: int) -> None:
