@@ -135,7 +135,7 @@ class _Lowering:
             unroll_short_axes(graph, self.builder.fresh)
             if self.context.inlining:
                 store_narrow(graph, self.builder.fresh, self.builder.on_gpu)
-                recompute_in_stencils(graph)
+                recompute_in_stencils(graph, self.builder.on_gpu)
                 add_to_sums(graph, self.builder.on_gpu)
         if any(isinstance(node, ir.Reduction) and len(node.outs) > 1 for node in graph.nodes):
             drop_unread_positions(graph)
@@ -424,6 +424,8 @@ class _Lowering:
         reads = {v.attr for v in vs.loads([tensor.value])}
         if len(reads) > MAX_LOADS or cost > MAX_COST:
             return True
+        if self._is_window(tensor, reads) and _is_scaled_operand(node):
+            return True
         if not _is_read_again(node) or (not reads and cost <= CHEAP_FROM_INDICES):
             return False
         if _is_read_apart(node) or (self._is_large_on_gpu(tensor) and _times_read(node) <= FEW_TIMES):
@@ -432,6 +434,13 @@ class _Lowering:
         saves = self._saves_traffic(node, tensor, full, reads)
         many = self._streams(node, tensor, full) > 1 and not self._is_masked(node, tensor, full)
         return many or cost > (self._cheap(node, tensor) if saves else CHEAP)
+
+    def _is_window(self, tensor: Tensor, reads: Collection[Any]) -> bool:
+        """Whether a large tensor on a GPU is made of several elements of one buffer, as a convolution of a few taps is."""
+        if not self._is_large_on_gpu(tensor):
+            return False
+        counts = Counter(attr[0] for attr in reads if self._is_full(attr, tensor))
+        return any(count > 1 for count in counts.values())
 
     def _is_kept_operand(self, node: Node, tensor: Tensor) -> bool:
         """Whether the graph gives its elements away, and multiplies them: as an operand it is stored as well where its elements
@@ -715,6 +724,25 @@ def _is_multiplied(node: Node) -> bool:
         if rule_of(CONTRACTIONS, name) or (rule_of(VIEWS, name) and _is_multiplied(user)):
             return True
     return False
+
+
+def _is_scaled_operand(node: Node) -> bool:
+    """Whether all that is made of the result is an operand of contractions, as it is, in another type, or times a number, as
+    queries and keys of an attention are. As windows these would be computed for each tile, and no program has them."""
+    return bool(node.users) and all(
+        bool(rule_of(CONTRACTIONS, operator_name(user.target)))
+        or ((_is_view(user) or _is_scaled(user)) and _is_scaled_operand(user))
+        for user in node.users
+    )
+
+
+def _is_view(node: Node) -> bool:
+    return node.target is torch.ops.aten._to_copy.default or bool(rule_of(VIEWS, operator_name(node.target)))
+
+
+def _is_scaled(node: Node) -> bool:
+    multiplied = node.target in (torch.ops.aten.mul.Tensor, torch.ops.aten.mul.Scalar)
+    return multiplied and not isinstance(node.args[1], Node)
 
 
 def _is_conversion(node: Node) -> bool:

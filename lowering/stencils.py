@@ -10,7 +10,7 @@ is made of in any case. A cache has the elements beside a point. So the readers 
 from __future__ import annotations
 
 import math
-from collections.abc import Container, Iterable, Sequence
+from collections.abc import Callable, Container, Iterable, Sequence
 from dataclasses import replace
 
 import torch
@@ -23,8 +23,9 @@ from kgen.ir.index import Expr
 from kgen.ir.values import Value
 from kgen.lowering.short_axes import Reader, kept_whole
 
-# Fewer elements take a launch's time, whatever is stored.
-LARGE = 1 << 20
+# Fewer elements are in a core's cache; and on a GPU, where a value that is stored has a launch as well, so many times fewer are
+# nothing beside that.
+LARGE, FEWER_ON_GPU = 1 << 20, 8
 # A reader with many more points than the value has elements would compute each of them several times.
 MOST_POINTS = 1.25
 # Loads and operations of a reader, at most: registers hold what it reads, and its text stays short.
@@ -37,16 +38,19 @@ MOST_SHARED = 4
 MOST_TRIED = 8
 
 
-def recompute_in_stencils(graph: ir.Graph) -> None:
+def recompute_in_stencils(graph: ir.Graph, on_gpu: Callable[[torch.device], bool]) -> None:
     """Replaces loads of such values by what they are made of, where this moves fewer bytes for little arithmetic."""
-    made = (graph.buffers[node.out] for node in graph.nodes if isinstance(node, ir.Pointwise))
-    if any(_elements(buffer.sizes) >= LARGE for buffer in made):
-        _Stencils(graph).run()
+    made = [graph.buffers[node.out] for node in graph.nodes if isinstance(node, ir.Pointwise)]
+    least = LARGE // FEWER_ON_GPU if any(on_gpu(buffer.device) for buffer in made) else LARGE
+    if any(_elements(buffer.sizes) >= least for buffer in made):
+        _Stencils(graph, least).run()
 
 
 class _Stencils:
-    def __init__(self, graph: ir.Graph) -> None:
-        self.graph = graph
+    """Values of at least so many elements."""
+
+    def __init__(self, graph: ir.Graph, least: int) -> None:
+        self.graph, self.least = graph, least
         self.nodes: dict[int, ir.Node] = dict(enumerate(graph.nodes))
         self.kept = kept_whole(graph)
         self.makers = {out: number for number, node in self.nodes.items() for out in ir.outs(node)}
@@ -118,7 +122,7 @@ class _Stencils:
         as many elements as there are."""
         node, buffer = self._value(name), self.graph.buffers[name]
         count = _elements(buffer.sizes)
-        if node is None or count < LARGE or not self._is_plain(node):
+        if node is None or count < self.least or not self._is_plain(node):
             return False
         readers = self._loads(name)
         return all(

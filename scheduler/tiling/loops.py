@@ -256,6 +256,21 @@ def collapsed(kernel: Kernel) -> Kernel:
     return replace(kernel, outer=outer, inner=inner, statements=statements)
 
 
+def collapsed_apart(kernel: Kernel) -> Kernel:
+    """Joins outer loops whose every use walks as one loop would, although other ones stand between them, as channels do between
+    the rows and columns of an image that is turned: the joined loop has the place of the last one. Points of a kernel without
+    inner loops have no order."""
+    exprs = _all_exprs(kernel)
+    for low in reversed(kernel.outer):
+        above = kernel.outer[: kernel.outer.index(low)]
+        high = next((v for v in reversed(above) if all(_is_one_loop(e, v, low) for e in exprs)), None)
+        if high is not None:
+            last = kernel.outer.index(low)
+            loops = [v for v in above if v is not high]
+            return collapsed_apart(collapsed(replace(kernel, outer=(*loops, high, *kernel.outer[last:]))))
+    return kernel
+
+
 def _all_exprs(kernel: Kernel, bounds: bool = True) -> list[Expr]:
     """Without `bounds` not those of what conditions are said to be within."""
     found: dict[Expr, None] = {}

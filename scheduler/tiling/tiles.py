@@ -26,6 +26,7 @@ from kgen.scheduler.tiling.lookups import by_short_runs, gathers_runs, lookup_st
 from kgen.scheduler.tiling.loops import (
     Touch,
     collapsed,
+    collapsed_apart,
     distinct_touches,
     grouped,
     linearized,
@@ -78,6 +79,8 @@ COLUMN_ROWS, COLUMNS_OF_A_TILE, LINES_OF_A_BYTE = 32, 128, 6
 # The least side of a plane of heavy points, and neighbours at most that a plane takes with its rows.
 LINE_OF_A_PLANE = 64
 MOST_INTERLEAVED = 8
+# Of how many points of a plane's rows one has to be saved by narrower tiles: those of 32 16-bit numbers are whole sectors yet.
+WASTE_OF_A_PLANE = 5
 # Operations that take an SM as long as its share of memory takes for a byte.
 OPERATIONS_OF_A_BYTE = 6
 # Operations of a load of what belongs to a row at each of its points, and of finding a row along one loop.
@@ -175,8 +178,7 @@ def _tiled(kernel: Kernel, graph: ir.Graph, sizes: Sizes, gpu: Gpu, reorder: boo
     touches = list(distinct_touches(kernel, graph, sizes))
     if reorder:
         kernel = ordered(kernel, touches, sizes)
-    kernel = collapsed(kernel)
-    looped = kernel
+    kernel = looped = _with_long_rows(collapsed(kernel), graph, sizes, reorder)
     kernel = unrolled(kernel, graph, sizes, gpu) if reorder and unroll else kernel
     wide = not _fits_32(kernel)
     if kernel.share is not None:
@@ -336,6 +338,15 @@ def _second_axis(kernel: Kernel, touches: list[Touch], sizes: Sizes) -> Var | No
             if runs_along(touch.offset, v, sizes) and sizes.of(v.extent) >= MIN_TILE:
                 weights[v] = weights.get(v, 0) + touch.distinct
     return max(weights, key=lambda v: weights[v]) if weights else None
+
+
+def _with_long_rows(kernel: Kernel, graph: ir.Graph, sizes: Sizes, reorder: bool) -> Kernel:
+    """A kernel of planes with the loops of an image as one, although the loop along which memory is read across stands between
+    them: a plane's rows then go on past the ends of an image's rows, which are seldom a whole number of tiles."""
+    made = collapsed_apart(kernel) if reorder and not kernel.inner and kernel.share is None else kernel
+    if made is kernel or sizes.of(made.outer[-1].extent) < LINE_OF_A_PLANE:
+        return kernel
+    return kernel if _second_axis(made, list(distinct_touches(made, graph, sizes)), sizes) is None else made
 
 
 def _interleaved(kernel: Kernel, slow: Var, touches: list[Touch], sizes: Sizes) -> tuple[Var, ...]:
@@ -545,8 +556,11 @@ def _touched(kernel: Kernel, graph: ir.Graph) -> set[str]:
 
 
 def _plane_blocks(length: int, slow: Var, sizes: Sizes, results: int) -> Blocks:
-    """A tile whose sides are whole cache lines of both kinds of access; shorter where points have several results each."""
-    x = min(64, power_of_two(length))
+    """A tile whose sides are whole cache lines of both kinds of access; shorter where points have several results each, and
+    narrower where much of the last tile of a row would be beyond its end, as of 85 columns."""
+    x = min(LINE_OF_A_PLANE, power_of_two(length))
+    if WASTE_OF_A_PLANE * -(-length // (x // 2)) <= 2 * (WASTE_OF_A_PLANE - 1) * -(-length // x):
+        x //= 2
     y = max(MIN_TILE, min(128, power_of_two(sizes.of(slow.extent))) // power_of_two(results))
     return Blocks(x=x, y=y, warps=8 if x * y > 4096 else 4)
 

@@ -22,7 +22,7 @@ from dataclasses import dataclass, replace
 
 from kgen.cost import model
 from kgen.cost.tuning_query import place
-from kgen.device import LINE, Device
+from kgen.device import LINE, SECTOR, Device
 from kgen.ir import index as ix
 from kgen.ir import nodes as ir
 from kgen.ir import values as vs
@@ -318,10 +318,14 @@ def _buffer(value: Value, graph: ir.Graph) -> str | None:
 
 
 def _is_misaligned(buffer: ir.Buffer) -> bool:
-    """Whether some rows begin in the middle of a line."""
+    """Whether some rows begin in the middle of a line. Short ones, of which a line has a whole number, begin and end within
+    one: a copy of rows of 64 bytes would have half as many elements in each line."""
     assert buffer.strides is not None
-    steps = [stride for stride, size in zip(buffer.strides, buffer.sizes, strict=True) if size != 1 and stride != 1]
-    return any(ix.mod(stride * buffer.dtype.itemsize, LINE) != 0 for stride in steps)
+    size, long = buffer.dtype.itemsize, [d for d, length in enumerate(buffer.sizes) if length != 1]
+    steps = [buffer.strides[d] * size for d in long if buffer.strides[d] != 1]
+    row = math.prod((buffer.sizes[d].as_int() or 0) * size for d in long if buffer.strides[d] == 1)
+    unit = row if SECTOR <= row <= LINE and LINE % row == 0 else LINE
+    return any(ix.mod(step, unit) != 0 for step in steps)
 
 
 def _aligned(graph: ir.Graph, buffer: ir.Buffer) -> ir.Buffer | None:

@@ -109,7 +109,19 @@ def split_reduction(kernel: Kernel, graph: ir.Graph, sizes: Sizes, gpu: Gpu) -> 
             shares = 1
         if shares is not None:
             return _Split(kernel, graph, whole, loop, shares, channel).run()
-    return (kernel,)
+    rest = _shares_and_rest(kernel, wanted) if channel is None else None
+    return (kernel,) if rest is None else _Split(kernel, graph, (), kernel.inner[0], rest, None).run()
+
+
+def _shares_and_rest(kernel: Kernel, wanted: int) -> int | None:
+    """The number of equal shares of a row which leaves fewest points over, where points are counted and no number divides it:
+    the kernel that joins the shares reads those points. It walks them again, so nothing may have been written over them."""
+    if len(kernel.inner) != 1 or any(s.kind == "scatter" or s.target is not None for s in kernel.statements):
+        return None
+    length = kernel.inner[0].extent.as_int()
+    if length is None or any(s.inner and s.op in ("argmax", "argmin") for s in kernel.statements):
+        return None
+    return min(range(wanted, max(1, wanted // 2), -1), key=lambda shares: length % shares, default=None)
 
 
 def _wanted(kernel: Kernel, tiling: Tiling, gpu: Gpu) -> int:
@@ -257,7 +269,8 @@ def _only(update: Statement, inside: Value) -> Statement:
 
 class _Split:
     """Cuts `loop`, one of the inner loops, into so many shares at each point of the loops `whole`. The points of `channel`, one
-    more of them, have partial results of their own."""
+    more of them, have partial results of their own. Where points are counted, shares are equal: what they leave over of a row
+    is read by what joins them, each point as a share by itself."""
 
     def __init__(
         self, kernel: Kernel, graph: ir.Graph, whole: tuple[Var, ...], loop: Var, shares: int, channel: Var | None
@@ -265,12 +278,17 @@ class _Split:
         self.kernel, self.graph = kernel, graph
         self.channels = () if channel is None else (channel,)
         self.length = ix.product(v.extent for v in kernel.inner)
-        self.chunk = ix.ceildiv(loop.extent, shares)
+        counts = any(s.inner and s.op == "welford" for s in kernel.statements)
+        self.over = (loop.extent.as_int() or 0) % shares if counts else 0
+        self.chunk = ix.floordiv(loop.extent, shares) if self.over else ix.ceildiv(loop.extent, shares)
         self.shares = shares * (ix.product(v.extent for v in whole).as_int() or 1)
         self.share, self.step = ix.var("share", self.shares), ix.var("step", self.chunk)
         rest, place = ix.floordiv(self.share.expr(), shares), ix.mod(self.share.expr(), shares) if whole else self.share.expr()
         at = place * self.chunk + self.step.expr()
-        exact = self.chunk * shares is loop.extent
+        self.joined_share = ix.var("share", self.shares + self.over) if self.over else self.share
+        self.is_share = vs.compare("lt", self.joined_share.expr(), ix.constant(self.shares))
+        self.left_over: dict[Atom, Expr] = {loop: self.chunk * shares + self.joined_share.expr() - shares}
+        exact = self.chunk * shares + self.over is loop.extent
         self.inside: Value | None = None if exact else vs.compare("lt", at, loop.extent)
         self.place: dict[Atom, Expr] = {loop: at}
         for v in reversed(whole):
@@ -279,6 +297,8 @@ class _Split:
         self.inner = tuple(self.step if v is loop else v for v in kernel.inner if v not in (*whole, *self.channels))
         self.row = tuple(v.expr() for v in kernel.outer)
         self.partial_at = (self.share.expr(), *self.row, *(v.expr() for v in self.channels))
+        self.joined_at = (self.joined_share.expr(), *self.partial_at[1:])
+        self.made: dict[str, Value] = {}
 
     def run(self) -> tuple[Kernel, Kernel]:
         """(partial results of each share, what joins them)."""
@@ -291,6 +311,7 @@ class _Split:
         joined: list[Statement] = []
         for s in inner:
             made = self._moved(s)
+            joined += self._stored_over(s)
             if s.kind == "reduction":
                 partial_names = tuple(self._partial(o, d) for o, d in zip(s.outs, self._kinds(s), strict=True))
                 first.append(replace(made, outs=partial_names, store=self.partial_at, stored=(True,) * len(partial_names)))
@@ -306,7 +327,7 @@ class _Split:
             inner=self.inner,
             statements=tuple(first),
         )
-        final = replace(kernel, inner=(self.share, *self.channels), sections=sections, statements=tuple(second))
+        final = replace(kernel, inner=(self.joined_share, *self.channels), sections=sections, statements=tuple(second))
         return partial, final
 
     def _moved(self, s: Statement) -> Statement:
@@ -335,8 +356,30 @@ class _Split:
         self.graph.buffers[made.name] = made
         return made.name
 
-    def _load(self, name: str) -> Value:
-        return vs.load(name, self.partial_at, self.graph.buffers[name].dtype)
+    def _load(self, name: str, left_over: Value | None = None) -> Value:
+        """A share's result; of a point that is left over, its own."""
+        loaded = vs.load(name, self.joined_at, self.graph.buffers[name].dtype)
+        return loaded if left_over is None or not self.over else vs.masked(self.is_share, loaded, left_over)
+
+    def _stored_over(self, s: Statement) -> list[Statement]:
+        """A pointwise statement at the points that are left over, which are read from memory again."""
+        if not self.over or s.kind != "pointwise":
+            return []
+        self.made.update(dict.fromkeys(s.outs, self._computed(s.value)))
+        mask = None if s.mask is None else self._computed(s.mask)
+        made = replace(s, value=self._computed(s.value), mask=mask).substituted(self.left_over)
+        return [replace(stored_inside(made, vs.call("not", self.is_share)), section=0)] if any(s.stored) else []
+
+    def _computed(self, value: Value) -> Value:
+        """The value by what is in memory alone."""
+        return vs.replace_loads([value], lambda load: self.made.get(load.attr[0]))[0]
+
+    def _over(self, s: Statement) -> Value | None:
+        """What is reduced, at a point that is left over."""
+        if not self.over:
+            return None
+        moved = replace(s, value=self._computed(s.value)).substituted(self.left_over).value
+        return vs.guard_loads(moved, vs.call("not", self.is_share))
 
     def _joined(self, s: Statement, partial_names: tuple[str, ...]) -> list[Statement]:
         """The reductions over the shares that give the statement's results."""
@@ -345,18 +388,21 @@ class _Split:
         rank = None
         if s.op in ("argmax", "argmin"):
             rank = ix.indirect(self._load(partial_names[1]), self.length).expr()
-        return [replace(s, value=self._load(partial_names[0]), rank=rank, section=0)]
+        return [replace(s, value=self._load(partial_names[0], self._over(s)), rank=rank, section=0)]
 
     def _joined_welford(self, s: Statement, partial_names: tuple[str, ...]) -> list[Statement]:
         dtype = s.value.dtype
         mean, m2 = s.outs
         total = self._local(ir.derived(self.graph, ir.Derived(mean, "total_of_shares")), dtype)
         filled = vs.cast(vs.index_value(self._filled()), dtype)
-        weighted = vs.call("mul", self._load(partial_names[0]), filled)
+        if self.over:
+            filled = vs.where(self.is_share, filled, vs.const(1, dtype))
+        means = self._load(partial_names[0], self._over(s))
+        weighted = vs.call("mul", means, filled)
         whole = vs.cast(vs.index_value(self.length), dtype)
         overall = vs.call("truediv", vs.load(total, self.row, dtype), whole)
-        apart = vs.call("square", vs.call("sub", self._load(partial_names[0]), vs.load(mean, s.store, dtype)))
-        spread = vs.call("add", self._load(partial_names[1]), vs.call("mul", filled, apart))
+        apart = vs.call("square", vs.call("sub", means, vs.load(mean, s.store, dtype)))
+        spread = vs.call("add", self._load(partial_names[1], vs.const(0, dtype)), vs.call("mul", filled, apart))
         return [
             replace(s, outs=(total,), value=weighted, op="sum", section=0, stored=(False,), store=self.row),
             Statement("pointwise", (mean,), overall, s.store, False, 0, (s.stored[0],)),

@@ -250,3 +250,17 @@ def test_an_activation_before_it_is_computed_in_it() -> None:
     [kernel] = kernels_of(planned(gradient, *(torch.empty(a.shape) for a in (g, x, y, w))))
     assert len(kernel.statements) == 3
     assert error(compiled(gradient, g, x, y, w), gradient(*(a.double() for a in (g, x, y, w)))) < 1e-5
+
+
+def attention_of_convolutions(x: Tensor, w: Tensor) -> Tensor:
+    """Primer's: a causal convolution of three taps over projected queries, which are keys and values here as well."""
+    q = F.conv1d(F.pad(x, (2, 0)), w, groups=x.shape[1]).view(x.shape[0], -1, 64, x.shape[2]).mT
+    return F.scaled_dot_product_attention(q, q, q, is_causal=True)
+
+
+def test_short_convolutions_of_queries_leave_the_attention_one_kernel() -> None:
+    """As arithmetic in float32 of the operands they kept it from being recognised: the library multiplied in float32."""
+    args = torch.empty(4, 768, 1024, dtype=torch.bfloat16), torch.empty(768, 1, 3, dtype=torch.bfloat16)
+    plan = planned(attention_of_convolutions, *args)
+    assert not plan.calls
+    assert [k.choice.template for k in plan.kernels if isinstance(k, Kernel) and k.choice] == ["triton_attention"]

@@ -36,6 +36,22 @@ def without(f: Callable[..., Any], args: list[Tensor]) -> ir.Graph:
         return graph_of(f, args)
 
 
+def swept(x: Tensor, y: Tensor) -> Tensor:
+    for _ in range(3):
+        z = F.pad(x, (1, 1))
+        x = y - 0.5 * z[:, :-2] - 0.25 * z[:, 2:]
+    return x
+
+
+@pytest.mark.parametrize(("gpu", "nodes"), [(True, 3), (False, 4)], ids=["launches", "caches"])
+def test_a_sweep_is_one_launch_though_its_elements_are_few(gpu: bool, nodes: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each of ten sweeps stored its padded vectors first, in a launch of its own."""
+    monkeypatch.setattr(stencils, "LARGE", 1 << 20)
+    x = torch.empty(200, 5001)
+    found = lower(reinplace(capture(swept, (x, x), "fake")), LoweringContext(gpu_everywhere=gpu))
+    assert len(found.nodes) == nodes
+
+
 def fluxes(h: Tensor, u: Tensor) -> tuple[Tensor, Tensor]:
     """Two quantities and what flows between points, around both ends."""
     f, g = h * u, h * u * u + h * h / 2

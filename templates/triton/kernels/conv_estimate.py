@@ -179,16 +179,19 @@ def direct(problem: Problem, config: Config, needs: Resources) -> float:
 
 
 def depthwise(problem: Problem, config: Config, strips: Strips, registers: int) -> float:
-    """The time of tiles of which each thread has several positions. An SM holds as many programs as its registers allow; where
-    all programs are less than two rounds of these, the last round takes as long as a full one."""
+    """The time of tiles of which each thread has several positions. An SM holds as many programs as its registers allow; with
+    few warps it waits for positions that are loaded one by one, and where all programs are less than two rounds of these, the
+    last round takes as long as a full one."""
     device, threads = problem.device, config.WARPS * 32
     tile, columns = config.BLOCK_G * config.BLOCK_M, problem.size("t") // strips.taps
     own = min(_width(problem, "X", {"g": config.BLOCK_G}), max(1, tile // threads)) if config.BLOCK_G > 1 else 1
     image = strips.coordinates * tile * (1 + _load(problem) / own)
     step = columns * (image + strips.taps * threads * own * FILTER + strips.taps * config.ROWS * tile) / LANES / CLOCK
     programs = math.ceil(problem.size("g") / config.BLOCK_G) * problem.size("n") * math.ceil(strips.count / config.BLOCK_M)
-    rounds = programs / device.compute_units / max(1, REGISTERS // (min(255, registers) * threads))
-    idle = math.ceil(rounds) / rounds if rounds < FEW_ROUNDS else 1.0
+    beside = max(1, REGISTERS // (min(255, registers) * threads))
+    rounds = programs / device.compute_units / beside
+    waits = max(1.0, BUSY_WARPS / (beside * config.WARPS)) if config.BLOCK_G == 1 else 1.0
+    idle = math.ceil(rounds) / rounds if rounds < FEW_ROUNDS else waits
     busy, moved = programs / device.compute_units * step * idle, streaming(problem)
     return LAUNCH + START + DEPTHWISE_LONGER * (max(busy, moved) + DEPTHWISE_APART * min(busy, moved))
 

@@ -300,6 +300,13 @@ def test_the_depthwise_template_and_the_library_where_it_is_fast(
     assert bool(plan.calls) != taken
 
 
+def test_strips_of_many_taps_leave_an_sm_warps_that_load() -> None:
+    """Four strips of eight positions a thread take 150 registers: three programs of an SM would wait for their loads."""
+    plan = planned(depthwise, t(16, 384, 32, 32), t(384, 1, 5, 5))
+    [config] = [dict(k.choice.config) for k in plan.kernels if isinstance(k, Kernel) and k.choice]
+    assert (config["BLOCK_M"], config["ROWS"]) == (256, 8)
+
+
 def test_nobody_has_measured_depthwise_windows_of_doubles() -> None:
     plan = planned(window, torch.empty(2, 3, 64, 64, dtype=torch.float64), torch.empty(3, 1, 11, 11, dtype=torch.float64))
     assert len(plan.calls) == 1

@@ -79,6 +79,32 @@ def test_a_plane_takes_neighbours_with_its_rows() -> None:
     assert _interleaved(kernel, rows, [*touches[1:]], Sizes({})) == ()
 
 
+def turned_and_masked(x: Tensor, mask: Tensor) -> Tensor:
+    return (x * mask).contiguous(memory_format=torch.channels_last)
+
+
+def test_a_plane_goes_on_past_the_ends_of_rows() -> None:
+    """Rows of 129 columns would be three tiles of 64, of which the last has one column."""
+    plan = planned(turned_and_masked, torch.empty(8, 64, 127, 129), torch.empty(8, 1, 127, 129))
+    [tiling] = [choose_tiles(kernel, plan.graph, Sizes({}), Gpu()) for kernel in plan.kernels]
+    assert [v.extent.as_int() for v in tiling.x] == [127 * 129]
+    assert [v.extent.as_int() for v in tiling.y] == [8, 64]
+
+
+@pytest.mark.parametrize(("columns", "width"), [(85, 32), (64, 64), (128, 64), (129, 64), (197, 64)])
+def test_planes_of_rows_that_fill_few_tiles_are_narrower(columns: int, width: int) -> None:
+    """A detector's 85 columns filled two tiles of 64 to two thirds, and each point is arithmetic."""
+    plan = planned(lambda x: x.mT.sigmoid().contiguous(), torch.empty(24, columns, 6320).half())
+    [tiling] = [choose_tiles(kernel, plan.graph, Sizes({}), Gpu()) for kernel in plan.kernels]
+    assert (tiling.blocks.x, tiling.blocks.y) == (width, 128)
+
+
+@pytest.mark.interpret
+def test_values_past_the_ends_of_rows() -> None:
+    x, mask = torch.randn(2, 16, 7, 19), torch.randn(2, 1, 7, 19)
+    torch.testing.assert_close(compiled(turned_and_masked, x, mask), turned_and_masked(x, mask))
+
+
 def blended(x: Tensor, small: Tensor) -> Tensor:
     larger = F.interpolate(small, size=x.shape[-2:], mode="bilinear", align_corners=False)
     return (x + larger).contiguous(memory_format=torch.channels_last)

@@ -97,6 +97,16 @@ def test_matmuls_of_copies_are_right(name: str) -> None:
     assert [aligned_of(plan.graph, v.producer) for v in decided] == [buffer.name for buffer in made]
 
 
+def test_short_rows_within_lines_are_read_where_they_are() -> None:
+    """Rows of 64 bytes at multiples of 64: a copy of them has a line for each."""
+    f: Callable[..., Tensor] = lambda x, w: F.relu(torch.bmm(x.transpose(0, 1), w))  # noqa: E731
+    for length, offered in ((32, set()), (48, {LEFT, RIGHT, BOTH})):
+        args = e(512, 6, length), e(6, length, length)
+        plan = plan_of(f, *args, options=replace(GPU, only=Only("triton_matmul", lambda found: found[0])))
+        [kernel] = (step for step in plan.kernels if isinstance(step, Kernel) and step.contracts)
+        assert set(possible_copies(kernel, plan.graph, GPU.device(plan.graph, contraction_of(kernel)))) == offered
+
+
 def test_nothing_is_copied_for_no_rows() -> None:
     with only("triton_matmul", lambda configs: configs[0], copies=LEFT):
         got, plan = run(lambda x, w: F.relu(x @ w), r(0, 71), r(71, 64))

@@ -199,6 +199,41 @@ def test_values_of_stores_beside_sums() -> None:
         assert error(got, want) < 1e-6
 
 
+def made_and_its_statistics(x: Tensor, y: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    made = x * y
+    spread, mean = torch.var_mean(made, 0)
+    return made, made.sum(0), mean, spread
+
+
+def test_statistics_of_a_prime_number_of_rows_are_shared_out() -> None:
+    """Points of shares are counted, so shares are equal. The kernel that joins them reads the row that is left over."""
+    x = torch.empty(4001, 1003)
+    partial, joined, *_ = planned(made_and_its_statistics, x, x).kernels
+    share, (own,) = partial.outer[0].extent.as_int(), joined.inner
+    assert share is not None
+    assert share > 8
+    assert own.extent.as_int() == share + 4001 % share
+
+
+def test_statistics_of_what_is_overwritten_stay_with_one_program() -> None:
+    """The kernel that joins shares would read the points that are left over after it has stored them."""
+
+    def fn(x: Tensor) -> Tensor:
+        return torch.var(x.mul_(2), 0)
+
+    kernels = planned(fn, torch.empty(4001, 1003)).kernels
+    assert not any(v.name == "share" for k in kernels for v in (*k.outer, *k.inner))
+
+
+@pytest.mark.interpret
+@pytest.mark.parametrize("rows", [4001, 3999])
+def test_values_of_statistics_of_awkward_numbers_of_rows(rows: int) -> None:
+    x, y = torch.randn(rows, 5).add(3), torch.randn(rows, 5)
+    found, wanted = compiled(made_and_its_statistics, x, y), made_and_its_statistics(x.double(), y.double())
+    for got, want in zip(found, wanted, strict=True):
+        assert error(got, want) < 1e-6
+
+
 def counted_and_averaged(labels: Tensor, found: Tensor) -> tuple[Tensor, Tensor]:
     """A confusion matrix, and how much is right: the updates and the sum read the same data in one kernel."""
     counts = torch.zeros(49).index_add(0, labels * 7 + found, torch.ones_like(found, dtype=torch.float32))
