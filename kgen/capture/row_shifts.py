@@ -4,8 +4,8 @@
     softmax((x - max(x)) * 32)   ->  softmax(x * 32)
 
 A softmax subtracts the maximum itself, so the weights are the same, and so are rows that are NaN or infinite. Models subtract
-it against overflow (GPT-OSS, CogView). This is done in Dynamo's graph: the gradient of the maximum adds zero to each row, but AOT
-autograd writes it as a sum and a scatter over all scores.
+it against overflow (GPT-OSS, CogView). This is done in Dynamo's graph: the gradient of the maximum adds zero to each row, but
+AOTAutograd writes it as a sum and a scatter over all scores.
 """
 
 from __future__ import annotations
