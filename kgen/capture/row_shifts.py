@@ -33,7 +33,7 @@ def drop_row_shifts(gm: GraphModule) -> None:
     """Leaves the subtractions out, in place."""
     found = [made for node in gm.graph.nodes if (made := _shifted(node)) is not None]
     for reader, difference in found:
-        reader.replace_input_with(difference, difference.args[0])
+        reader.replace_input_with(difference, _args(difference)[0])
         _erase(gm, difference)
     if found:
         gm.graph.lint()
@@ -54,7 +54,7 @@ def _shifted(softmax: Node) -> tuple[Node, Node] | None:
         factor, reader, node = number, node, node.args[0]
     if value is None or axis is None or not isinstance(node, Node) or len(node.users) != 1 or not _is_difference(node):
         return None
-    x, top = node.args
+    x, top = _args(node)
     axis %= value.dim()
     return (reader, node) if _is_maximum(top, x, axis) and _fits(x, value, factor) else None
 
@@ -117,6 +117,10 @@ def _is_maximum(node: Any, x: Node, axis: int) -> bool:
         return False
     own, keeps = _axis(node, 1), _keeps(node)
     return own is not None and own % rank == axis and keeps is not kept
+
+
+def _args(node: Node) -> tuple[Any, ...]:
+    return node.args
 
 
 def _axis(node: Node, position: int) -> int | None:
