@@ -91,7 +91,7 @@ def _sink_of(weights: Node, backward: set[Node]) -> Sink | None:
 
 
 def _joined(node: Node, shifted: bool) -> Node | None:
-    """What is joined along the last axis, behind casts, and behind the subtraction of each row's maximum if it may be `shifted`.
+    """What is joined along the last axis, behind casts, and behind the subtraction of each row's maximum if that may be there.
     What backward computes again is a function of shifted scores: the log-sum-exp of others would give it wrong weights."""
     while _same(node) or (shifted and _is_shifted(node)):
         node = _args(node)[0]
