@@ -82,6 +82,7 @@ LEAST_SHARED = 48
 def rewrite(gm: GraphModule, config: Config) -> tuple[Verdict, ...]:
     """Makes loops that Dynamo has unrolled batches or loops again, and equal layers calls of one, in its graph."""
     _concatenated(gm)
+    _unshifted(gm, config)
     batched, rolled, names = _batched(gm, config), _rolled(gm, config), {node.name for node in gm.graph.nodes}
     left = [one for one in batched if not rolled or one.outcome not in REFUSED or one.producer in names]
     return (*left, *rolled, *_hoisted(gm, config), *_shared(gm, config))
@@ -92,6 +93,14 @@ def _concatenated(gm: GraphModule) -> None:
         from kgen.capture.circular import concatenate_circular_pads  # noqa: PLC0415  few graphs pad so
 
         concatenate_circular_pads(gm)
+
+
+def _unshifted(gm: GraphModule, config: Config) -> None:
+    names = ("max", "amax")
+    if config.numerics == "fast" and any(getattr(node.target, "__name__", node.target) in names for node in gm.graph.nodes):
+        from kgen.capture.row_shifts import drop_row_shifts  # noqa: PLC0415  only where there is a maximum
+
+        drop_row_shifts(gm)
 
 
 def _batched(gm: GraphModule, config: Config) -> list[Verdict]:

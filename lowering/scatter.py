@@ -130,10 +130,13 @@ def _loops_of_rows(x: Tensor, change: Write) -> dict[Var, int] | None:
 
 
 def _one_of_each_row(x: Tensor, plan: Advanced, values: Tensor, through: dict[Var, int]) -> Tensor:
-    """``where(position == index, values, x)`` along the dimension that no loop goes through."""
+    """``where(position == index, values, x)`` along the dimension that no loop goes through. Where no tensor indexes that one,
+    it has one element, which is changed."""
     [dim] = set(range(x.rank)).difference(through.values())
     loops = axes(values.sizes)
     at_row = [x.indices[through[v]] if v in through else ix.ZERO for v in loops]
+    if dim not in plan.tensors:
+        return x.with_value(at(values, at_row))
     shared = at_row[plan.first : plan.first + len(plan.shape)]
     lane = vs.cast(at(plan.tensors[dim], shared), torch.int64)
     if plan.ranges[dim][0] < 0:

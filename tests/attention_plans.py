@@ -19,6 +19,7 @@ from kgen.capture.higher_order import expand
 from kgen.capture.rng import replace_random  # isort: skip  it defines an operator that the other one names
 from kgen.capture.masked_weights import simplify_masked_weights
 from kgen.capture.recompute_scores import recompute_scores
+from kgen.capture.row_shifts import drop_row_shifts
 from kgen.capture.sink_column import take_sinks_apart
 from kgen.capture.weighted_sums import split_weighted_sums
 from kgen.ir.plan import Schedule
@@ -65,6 +66,11 @@ def training_plans(
 
     torch._dynamo.reset()
     backend = aot_autograd(fw_compiler=keep, bw_compiler=keep, partition_fn=split, decompositions=TABLE)
-    out = torch.compile(fn, backend=backend, fullgraph=True)(*args)
+
+    def rewritten(gm: GraphModule, inputs: Any) -> Any:
+        drop_row_shifts(gm)
+        return backend(gm, inputs)
+
+    out = torch.compile(fn, backend=rewritten, fullgraph=True)(*args)
     (out if isinstance(out, Tensor) else out[0]).sum().backward()
     return plans

@@ -134,6 +134,23 @@ def with_sink(q: Tensor, k: Tensor, v: Tensor, sink: Tensor) -> Tensor:
     return all_.softmax(-1)[..., :-1] @ v
 
 
+def shifted_sink(q: Tensor, k: Tensor, v: Tensor, sink: Tensor) -> Tensor:
+    """As GPT-OSS has it: the maximum of each row is subtracted first, and has a gradient."""
+    s = _scores(q, k)
+    rows, columns = _positions(s)
+    s = s.masked_fill(columns > rows, -math.inf)
+    all_ = torch.cat((s, sink.reshape(1, -1, 1, 1).expand(*s.shape[:-1], 1)), -1)
+    all_ = all_ - all_.max(dim=-1, keepdim=True).values
+    return all_.softmax(-1, dtype=all_.dtype)[..., :-1] @ v
+
+
+def shifted(q: Tensor, k: Tensor, v: Tensor, keep: Tensor) -> Tensor:
+    """CogView's: divided scores lose their maximum, and are multiplied again."""
+    s = (q / math.sqrt(q.shape[-1])) @ k.transpose(-1, -2) + (1.0 - keep.to(q.dtype)[:, None, None, :]) * -10000.0
+    divided = s / 32
+    return ((divided - divided.amax(dim=-1).unsqueeze(-1)) * 32).softmax(-1) @ v
+
+
 def doubly_masked(q: Tensor, k: Tensor, v: Tensor, keep: Tensor) -> Tensor:
     """As encoders of speech do: rows that are padding as a whole give zeros."""
     masked = keep[:, None, None, :].eq(0)
@@ -184,6 +201,8 @@ SPELLINGS = {
     "QK norm and rotary": Spelling(normed_and_rotated),
     "grouped heads": Spelling(grouped, heads=(4, 2)),
     "sink": Spelling(with_sink, [lambda n: _random(6, 4)], learned=True),
+    "shifted sink": Spelling(shifted_sink, [lambda n: _random(6, 4)], learned=True),
+    "shifted": Spelling(shifted, [_padding]),
     "doubly masked": Spelling(doubly_masked, [_padding]),
     "clamped": Spelling(clamped, [lambda n: torch.zeros(2, 1, 1, n).masked_fill(~_padding(n)[:, None, None], -1e4)]),
     "added": Spelling(added, [lambda n: 0.01 * _random(7, 4).abs()]),

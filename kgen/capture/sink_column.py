@@ -73,7 +73,7 @@ def _sizes_of(found: Sink, backward: set[Node]) -> MatrixSizes:
 
 def _sink_of(weights: Node, backward: set[Node]) -> Sink | None:
     softmax = softmax_in(weights)
-    joined = None if softmax is None else _joined(softmax.scores)
+    joined = None if softmax is None else _joined(softmax.scores, shifted=not backward)
     if softmax is None or joined is None or softmax.scores.meta["val"].dtype is not torch.float32:
         return None
     read = _reads(weights, backward)
@@ -90,9 +90,10 @@ def _sink_of(weights: Node, backward: set[Node]) -> Sink | None:
     return None if lse is False else Sink(kept, column, weights, read, lse if isinstance(lse, Node) else None)
 
 
-def _joined(node: Node) -> Node | None:
-    """What is joined along the last axis, behind casts, and behind the subtraction of each row's maximum."""
-    while _same(node) or _is_shifted(node):
+def _joined(node: Node, shifted: bool) -> Node | None:
+    """What is joined along the last axis, behind casts, and behind the subtraction of each row's maximum if that may be there.
+    What backward computes again is a function of shifted scores: the log-sum-exp of others would give it wrong weights."""
+    while _same(node) or (shifted and _is_shifted(node)):
         node = _args(node)[0]
     if not calls(node, aten.cat.default):
         return None

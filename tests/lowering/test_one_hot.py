@@ -202,3 +202,11 @@ def test_elements_of_rows_in_three_dimensions() -> None:
     assert scatters_of(lambda c, t: put(torch.zeros(6, 7, 5), [torch.arange(6), t], c, True) * 2, c, t) == 0
     assert scatters_of(lambda c, t: put(torch.zeros(5, 6, 7), [None, torch.arange(6), t], c.t(), True), c, t) == 0
     assert scatters_of(lambda c, t: put(torch.zeros(6, 5, 7), [torch.arange(6), None, t], c, True), c, t) == 0
+
+
+def test_all_elements_in_order_are_no_scatter() -> None:
+    """As in the gradient of an interpolation to the size that a tensor has: the dimension of one element is not indexed."""
+    c, put = torch.randn(6, 5), torch.ops.aten.index_put
+    assert scatters_of(lambda c, t: put(torch.zeros(1, 6, 5), [None, None, torch.arange(5)], c[None], True) * 2, c, c) == 0
+    assert scatters_of(lambda c, t: put(torch.zeros(6, 1, 5), [None, None, torch.arange(5)], c[:, None], True), c, c) == 0
+    assert scatters_of(lambda c, t: put(torch.ones(1, 6), [None, torch.arange(6)], c.t()[:1]) * 2, c, c) == 0

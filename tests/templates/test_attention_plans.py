@@ -35,7 +35,7 @@ LENGTH, HEAD = 96, 16
 # forward makes of queries and positions alone is a kernel, where backward reads it.
 TAKEN = {
     "GPT-2": (1, 3), "BERT": (1, 3), "ALiBi": (1, 3), "softcap": (1, 3), "sliding window": (1, 3), "prefix": (1, 3),
-    "documents": (1, 3), "grouped heads": (1, 4), "sink": (2, 4), "T5": (1, 5),
+    "documents": (1, 3), "grouped heads": (1, 4), "sink": (2, 4), "T5": (1, 5), "shifted sink": (2, 4), "shifted": (2, 3),
     "doubly masked": (1, 3), "clamped": (2, 3), "added": (2, 3), "scaled queries": (2, 3),
 }  # fmt: skip
 # Differential attention is two softmaxes. SDPA of a norm's result stays a call of the library in a training step.

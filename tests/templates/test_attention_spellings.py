@@ -49,6 +49,7 @@ def test_some_spellings_are_right() -> None:
         "differential",
         "learned differential",
         "sink",
+        "shifted sink",
         "grouped heads",
         "learned causal bias",
         "learned slopes",
