@@ -29,7 +29,7 @@ SPLAT = 0.25
 RUN = 1.5
 # Registers that one value takes at most: of a machine's 16 or 32, some are left for the other values.
 MAX_REGISTERS = 4
-# More loads in one section leave values of so many registers no room. Neither do more vectors of indices, which are twice as wide.
+# More loads in one section leave values of so many registers no room. Nor do more vectors of indices, which are twice as wide.
 # The gradient of rotary positions, with 13 such loads, took a third of the time with one register, and g++ a fifth.
 MANY_LOADS = 4
 # Lanes that may share a result, and reductions that join lanes within groups.
@@ -579,8 +579,8 @@ def _is_outside(touch: Touch, kernel: Kernel) -> bool:
 
 
 def _scattered(touches: list[Touch], vector: Var, sizes: Sizes) -> int:
-    """How many loads take a vector of indices of 64 bits, and mostly a mask: lanes read neither one element, nor neighbours,
-    nor with a fixed stride."""
+    """How many loads take a vector of indices of 64 bits, and mostly a mask: lanes read neither one element, nor adjacent
+    ones, nor with a fixed stride."""
 
     def scatters(offset: Expr) -> bool:
         if stride_along(offset, vector, sizes) is not None or runs_along(offset, vector, sizes):
