@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 import kgen
+from kgen.build.toolchain import register_bytes
 
 pytestmark = pytest.mark.cpu
 
@@ -68,3 +69,29 @@ def test_columns_that_are_read_again_leave_tasks() -> None:
     x = torch.randn(4, 5000, 64).transpose(1, 2)
     source = source_of(normalised, x, torch.randn(64), torch.randn(64))
     assert "parallel_for(threads, 64," in source
+
+
+def rotated_back(g: Tensor, sin: Tensor, cos: Tensor) -> Tensor:
+    """What the gradient of q or k is in front of interleaved rotary positions. The first token has none."""
+    tokens = g[:, :, 1:]
+    pairs = (tokens * sin).unflatten(-1, (4, 2))
+    zeros = torch.zeros_like(tokens)
+    turned = zeros.slice_scatter(-pairs[..., 0], -1, 1, 8, 2) + zeros.slice_scatter(pairs[..., 1], -1, 0, 8, 2)
+    rest = torch.zeros_like(g).slice_scatter(turned + tokens * cos, 2, 1)
+    return rest + torch.zeros_like(g).slice_scatter(g[:, :, :1], 2, 0, 1)
+
+
+def bias_gradient(q: Tensor, k: Tensor, v: Tensor, sin: Tensor, cos: Tensor) -> Tensor:
+    """q, k and v are columns of one row, as of one matmul."""
+    parts = torch.stack([rotated_back(q, sin, cos), rotated_back(k, sin, cos), v])
+    return parts.permute(1, 3, 0, 2, 4).reshape(-1, 96).sum(0)
+
+
+def test_many_vectors_of_indices_take_one_register() -> None:
+    q, k, v = torch.randn(3, 2, 4, 200, 8)
+    sin, cos = torch.randn(2, 199, 8)
+    source = source_of(bias_gradient, q, k, v, sin, cos)
+    assert source.count("gather") > 4
+    found = re.search(r"lanes: \w+ x (\d+)", source)
+    assert found is not None
+    assert int(found[1]) * 4 <= register_bytes()
