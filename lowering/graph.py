@@ -618,7 +618,7 @@ def _is_pointwise(node: Node) -> bool:
 def _kernels_with_sums(node: Node) -> int | None:
     """How many kernels read a value that reductions read, these together in the first; None of a value that no reduction reads,
     or something but an elementwise operator."""
-    if not all(_is_elementwise(user) or _elements(user) < _elements(node) for user in node.users):
+    if not all(_is_elementwise(user) or 0 < _elements(user) < _elements(node) for user in node.users):
         return None
     first = sum(_is_reduced_next(user, _elements(node)) for user in node.users)
     return 1 + len(node.users) - first if first else None
@@ -634,7 +634,7 @@ def _is_reduced_next(user: Node, elements: int, steps: int = STEPS) -> bool:
 
 
 def _is_elementwise(node: Node) -> bool:
-    return _is_pointwise(node) or rule_of(VIEWS, operator_name(node.target)) is not None
+    return _is_pointwise(node) or _is_view(node)
 
 
 def _reaches_matmul(node: Node) -> bool:

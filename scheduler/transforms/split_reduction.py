@@ -50,11 +50,10 @@ from kgen.scheduler.transforms.stacked_reductions import split_stacked
 MIN_CHUNK = 4096
 # Warps that an SM runs at once: with so many, some load at any time.
 WARPS = 64
-# The same of columns whose means and deviations are made in one walk: what folds them takes as long as some loads (H200,
-# 2026-11-29: 25,088 x 512 numbers of 16 bits in 15.1 us by 896 programs of four warps, in 17.3 us by 1,792).
+# The same of columns whose means and deviations are made in one walk: what folds them takes as long as some loads
+# (docs/decisions/0048-programs-of-columns.md).
 WARPS_OF_MEANS = 32
-# Shares of a row, and of columns: what joins them walks all. Each of few columns has programs enough with many shares alone
-# (H200, 2026-11-29: two sums of 401,408 x 64 numbers took 60.3 us by 448 shares, and 43.6 us by 1,792).
+# Shares of a row, and of columns: what joins them walks all. Few columns have programs enough with many shares alone.
 MOST_SHARES, MOST_SHARES_OF_COLUMNS = 512, 2048
 # So many times the shares that are wanted are better than a row in one program, where no other number divides a loop; and than
 # stores with a mask.

@@ -66,3 +66,7 @@ def test_they_are_computed_again(dtype: torch.dtype) -> None:
 def test_they_are_stored(fn: Function) -> None:
     """For a third kernel, where two numbers are read for each, and where they are in memory anyway."""
     assert is_stored(fn, torch.bfloat16)
+
+
+def test_what_the_graph_gives_away_is_stored() -> None:
+    assert is_stored(given_away, torch.float32)
