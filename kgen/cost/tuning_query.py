@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -42,21 +42,29 @@ class TuningResult:
         return Choice(template.name, template.config(**values).values) if set(values) == set(template.knobs) else None
 
 
+Copies = Mapping[str, tuple[float, Sequence["Problem"]]]
+
+
 @dataclass(frozen=True, slots=True)
 class TuningQuery:
     """A kernel of one matmul, or of several that share an operand, and how templates see it: for each template the problems
     of all members. `parts` is into how many parts its sum might be cut, with the elements of the tile for which it would be so
     many, `vendor` whether a library call computes it. It is asked for each of the `hints`: where sizes are dynamic, these are
-    one length after the other. `copies` are operands that may be copied, with the seconds that this is estimated to take, and
-    how templates see it then. `apart`: it is of several contractions, each of which templates may compute by itself."""
+    one length after the other. `find_copies` finds out about `copies` once somebody measures. `apart`: it is of several
+    contractions, each of which templates may compute by itself."""
 
     step: Launch
     problems: Sequence[Sequence[Problem]]
     parts: Mapping[int, int] = field(default_factory=dict)
     vendor: bool = True
     hints: Sequence[Mapping[Size, int]] = ({},)
-    copies: Mapping[str, tuple[float, Sequence[Problem]]] = field(default_factory=dict)
+    find_copies: Callable[[], Copies] = dict
     apart: bool = False
+
+    @property
+    def copies(self) -> Copies:
+        """The operands that may be copied, with the seconds that this is estimated to take, and how templates see it then."""
+        return self.find_copies()
 
     @property
     def is_program(self) -> bool:

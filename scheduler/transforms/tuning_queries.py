@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 
 from kgen.cost import model
-from kgen.cost.tuning_query import APART, Oracle, Place, TuningQuery, TuningResult, TuningResults, place
+from kgen.cost.tuning_query import APART, Copies, Oracle, Place, TuningQuery, TuningResult, TuningResults, place
 from kgen.device import Device
 from kgen.ir import nodes as ir
 from kgen.ir.index import Sizes
@@ -14,6 +15,7 @@ from kgen.ir.plan import ComboKernel, Kernel, Launch, Schedule, Step, members
 from kgen.scheduler.fusion.grouped_matmuls import Joining, grouped_problems, join
 from kgen.scheduler.protocol import Attempt, Changes, Transform
 from kgen.scheduler.selection.choose import contraction_of, problems
+from kgen.scheduler.selection.memo import for_form
 from kgen.scheduler.selection.size_buckets import buckets_of, length_of
 from kgen.scheduler.transforms.operand_padding import possible_copies
 from kgen.scheduler.transforms.pricing import estimate
@@ -92,16 +94,21 @@ def _question(step: Launch, graph: ir.Graph, device: Device) -> TuningQuery | No
         return TuningQuery(step, found, {}, library, [bucket.hints for bucket in buckets_of(length, graph)], apart=apart)
     cuttable = isinstance(step, Kernel) and may_cut(step, Sizes(graph.size_hints), device)
     parts = possible_parts([own[0] for own in found], members(step)[0]) if cuttable else {}
-    copies = possible_copies(step, graph, device) if isinstance(step, Kernel) and not parts else {}
-    priced = {name: (c.seconds, c.problems) for name, c in copies.items()}
-    return TuningQuery(step, found, parts, library, copies=priced, apart=apart)
+    if not isinstance(step, Kernel) or parts:
+        return TuningQuery(step, found, parts, library, apart=apart)
+    return TuningQuery(step, found, parts, library, find_copies=partial(_priced_copies, step, graph, device), apart=apart)
+
+
+def _priced_copies(step: Kernel, graph: ir.Graph, device: Device) -> Copies:
+    return {name: (c.seconds, c.problems) for name, c in possible_copies(step, graph, device).items()}
 
 
 def _problems(step: Launch, graph: ir.Graph, device: Device) -> list[list[Problem]]:
-    """By template, the problems of all members."""
+    """By template, the problems of all members. Those of equal layers are one layer's."""
     if isinstance(step, ComboKernel):
         return list(grouped_problems(step.members, graph, device).values())
-    return [[problem] for problem in problems(step, graph, device, None)[0]]
+    found = for_form(("problems", device), [step], graph, lambda: problems(step, graph, device, None)[0])
+    return [[problem] for problem in found]
 
 
 def _has_library(graph: ir.Graph, out: str) -> bool:

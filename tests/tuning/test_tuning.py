@@ -383,7 +383,7 @@ def test_copies_of_operands_are_candidates() -> None:
     asked, graph = question(lambda x, w: F.relu(x @ w), *args, options=replace(GPU, copies=False))
     possible = possible_copies(asked.step, graph, asked.problems[0][0].device)
     assert set(possible) == {"left", "right", "both"}
-    asked = replace(asked, copies={name: (one.seconds, one.problems) for name, one in possible.items()})
+    asked = replace(asked, find_copies=lambda: {name: (one.seconds, one.problems) for name, one in possible.items()})
     found = candidates_of(asked)
     assert {c.copies for c in found} == {"", *asked.copies}
     assert {c.only().copies for c in found if c.copies} == set(asked.copies)  # type: ignore[union-attr]
