@@ -3,6 +3,7 @@ in eager on the CPU."""
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
@@ -50,7 +51,7 @@ def _spread(base: Tensor, change: Write) -> tuple[Value, Value] | None:
     a known place on; None of other changes."""
     loops = {v for v in axes(change.sizes) if v.extent != 1}
     found: dict[Var, Expr] = {}
-    inside = [] if change.mask is None else [change.mask]
+    inside: list[Value] = []
     for where, own, size in zip(change.where, base.indices, base.sizes, strict=True):
         atoms = ix.free_atoms(where)
         if not all(isinstance(atom, Var | Size) for atom in atoms) or not _is_inside(where, size):
@@ -67,11 +68,11 @@ def _spread(base: Tensor, change: Write) -> tuple[Value, Value] | None:
     if found.keys() != loops:
         return None
     mapping: dict[Atom, Expr] = {v: found.get(v, ix.ZERO) for v in axes(change.sizes)}
-    both, value = vs.const(True, torch.bool), vs.cast(change.value, ops.compute_dtype(base.dtype))
-    for one in inside:
-        both = vs.call("and", both, one)
-    both, value = vs.substitute_all([both, value], mapping)
-    return both, value
+    within = functools.reduce(lambda a, b: vs.call("and", a, b), inside, vs.const(True, torch.bool))
+    value = vs.substitute(vs.cast(change.value, ops.compute_dtype(base.dtype)), mapping)
+    if change.mask is None:
+        return within, value
+    return vs.call("and", within, vs.guard_loads(vs.substitute(change.mask, mapping), within)), value
 
 
 def _is_inside(index: Expr, size: Expr) -> bool:

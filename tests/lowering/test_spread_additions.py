@@ -13,7 +13,7 @@ from kgen.lowering import LoweringContext, lower
 from kgen.reference.evaluate import evaluate_graph
 from tests.op_case import capture, flat
 
-put = torch.ops.aten.index_put.default
+put, masked_put = torch.ops.aten.index_put.default, torch.ops.aten._unsafe_masked_index_put_accumulate.default
 X, Y = torch.arange(60.0).view(3, 4, 5), torch.arange(24.0).view(3, 4, 2) - 7
 
 ADDITIONS: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
@@ -24,6 +24,7 @@ ADDITIONS: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
     "turned": lambda x, y: put(torch.ones_like(x[0]), [torch.arange(4), torch.arange(1, 3)[:, None]], y[0].t(), True),
     "slices": lambda x, y: torch.zeros_like(x).index_add(2, torch.arange(1, 3), y, alpha=3),
     "bools": lambda x, y: put(x > 20, [None, None, torch.arange(2)], y > 0, True),
+    "masked": lambda x, y: masked_put(torch.zeros_like(x), y > 0, [None, None, torch.arange(1, 3)], y),
     "16 bits": lambda x, y: put(torch.zeros_like(x).half(), [None, None, torch.arange(2)], y.half(), True),
 }
 SCATTERS: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
