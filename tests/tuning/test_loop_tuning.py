@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 import kgen
+from kgen.build.toolchain import register_bytes
 from kgen.counters import counters
 from kgen.ir.plan import Kernel
 from kgen.report.record import Record, recording
@@ -75,7 +76,7 @@ def fewest_lanes_win(monkeypatch: pytest.MonkeyPatch) -> list[BenchmarkJob]:
 def test_the_winner_is_kept_and_used(f: Callable[..., Any], file: Path, fewest_lanes_win: list[BenchmarkJob]) -> None:
     first = compiled(f, x(), file=file)
     [job] = fewest_lanes_win
-    assert len(job.candidates) >= 3
+    assert len(job.candidates) >= (3 if register_bytes() == 64 else 2)  # of 16, 8 and 4 lanes, those of one register or less
     assert job.exact == (f is points)  # points have the same bits whatever the lanes are
     [entry] = TuningFile(file).entries()
     assert (entry.template, dict(entry.config)) == ("cpp_pointwise" if f is points else "cpp_reduction", {"LANES": 4})
