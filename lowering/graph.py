@@ -436,7 +436,7 @@ class _Lowering:
         return many or cost > (self._cheap(node, tensor) if saves else CHEAP)
 
     def _is_window(self, tensor: Tensor, reads: Collection[Any]) -> bool:
-        """Whether a large tensor on a GPU is made of several elements of one buffer, as a convolution of a few taps is."""
+        """Whether a large tensor on a GPU is made of several elements of one buffer, as a filter of a few taps makes it."""
         if not self._is_large_on_gpu(tensor):
             return False
         counts = Counter(attr[0] for attr in reads if self._is_full(attr, tensor))
@@ -727,8 +727,8 @@ def _is_multiplied(node: Node) -> bool:
 
 
 def _is_scaled_operand(node: Node) -> bool:
-    """Whether all that is made of the result is an operand of contractions, as it is, in another type, or times a number, as
-    queries and keys of an attention are. As windows these would be computed for each tile, and no program has them."""
+    """Whether all that is made of the result is an operand of contractions, as it is, in another type, or times a number. As
+    windows these would be computed for each tile, and no program has them."""
     return bool(node.users) and all(
         bool(rule_of(CONTRACTIONS, operator_name(user.target)))
         or ((_is_view(user) or _is_scaled(user)) and _is_scaled_operand(user))

@@ -134,7 +134,12 @@ def _most_shares(kernel: Kernel, tiling: Tiling) -> int:
 
 
 def _are_means(kernel: Kernel, tiling: Tiling) -> bool:
-    return _is_columns(tiling) and any(s.op == "welford" for s in kernel.statements)
+    return _is_columns(tiling) and _counts(kernel)
+
+
+def _counts(kernel: Kernel) -> bool:
+    """Whether it makes means and deviations: a point past the end could not be left uncounted."""
+    return any(s.inner and s.op == "welford" for s in kernel.statements)
 
 
 def _short_run(kernel: Kernel, graph: ir.Graph, sizes: Sizes) -> Var | None:
@@ -227,7 +232,7 @@ def _shares(kernel: Kernel, loop: Var, wanted: int) -> int | None:
     near = None if exact is None else _divisor(exact, range(wanted, wanted // 2, -1))
     if near is not None:
         return near
-    counts = any(s.inner and s.op == "welford" for s in kernel.statements)  # a point past the end could not be left uncounted
+    counts = _counts(kernel)
     if not counts and not any(s.inner and s.kind == "pointwise" and any(s.stored) for s in kernel.statements):
         return wanted
     if exact is None:
@@ -277,8 +282,7 @@ class _Split:
         self.kernel, self.graph = kernel, graph
         self.channels = () if channel is None else (channel,)
         self.length = ix.product(v.extent for v in kernel.inner)
-        counts = any(s.inner and s.op == "welford" for s in kernel.statements)
-        self.over = (loop.extent.as_int() or 0) % shares if counts else 0
+        self.over = (loop.extent.as_int() or 0) % shares if _counts(kernel) else 0
         self.chunk = ix.floordiv(loop.extent, shares) if self.over else ix.ceildiv(loop.extent, shares)
         self.shares = shares * (ix.product(v.extent for v in whole).as_int() or 1)
         self.share, self.step = ix.var("share", self.shares), ix.var("step", self.chunk)
