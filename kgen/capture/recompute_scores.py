@@ -77,8 +77,9 @@ def recompute_scores(
     backward = of_tangents(gm)
     found = [made for node in gm.graph.nodes if (made := _attention_of(node, backward)) is not None]
     done = [one for one in found if is_worth_it(one.softmax.scores.meta["val"].device, _sizes_of(one))]
+    alone: dict[Node, bool] = {}
     for one in done:
-        _Rewrite(gm, one, backward, as_eager).run()
+        _Rewrite(gm, one, backward, as_eager, alone).run()
     if done:
         gm.graph.lint()
         gm.recompile()
@@ -321,17 +322,20 @@ def _bytes(node: Node) -> int:
     return _elements(node) * node.meta["val"].dtype.itemsize if _elements(node) else 0
 
 
-def _of_nothing(node: Node) -> Iterator[Node]:
-    """The calls behind a node that depend on no input, such as of positions: none of their results needs to be saved."""
-    found, waiting = dict[Node, bool](), [node]
+def _of_nothing(node: Node, alone: dict[Node, bool]) -> list[Node]:
+    """The calls behind a node that depend on no input, such as of positions: none of their results needs to be saved. What
+    `alone` knows is passed over, with all behind it, and it learns about the others: behind a layer are all before it."""
+    found, waiting = list[Node](), [node]
     while waiting:
         one = waiting[-1]
-        before = [other for other in one.all_input_nodes if other not in found]
+        before = [other for other in one.all_input_nodes if other not in alone] if one not in alone else ()
         waiting += before
         if not before:
             waiting.pop()
-            found[one] = one.op == "call_function" and _is_pure(one) and all(found[other] for other in one.all_input_nodes)
-    return (one for one, alone in found.items() if alone)
+            if one not in alone:
+                alone[one] = one.op == "call_function" and _is_pure(one) and all(alone[other] for other in one.all_input_nodes)
+                found += [one] if alone[one] else ()
+    return found
 
 
 def _is_kept(node: Node) -> bool:
@@ -403,8 +407,9 @@ class Calls:
 class _Rewrite(Calls):
     """Changes what backward reads of one softmax."""
 
-    def __init__(self, gm: GraphModule, found: Attention, backward: set[Node], as_eager: bool) -> None:
+    def __init__(self, gm: GraphModule, found: Attention, backward: set[Node], as_eager: bool, alone: dict[Node, bool]) -> None:
         super().__init__(gm.graph, found.softmax.weights)
+        self.alone = alone
         self.as_eager = as_eager
         self.found = found
         self.softmax = found.softmax
@@ -473,7 +478,7 @@ class _Rewrite(Calls):
         for node in drawn:
             node.meta["recompute"] = CheckpointPolicy.MUST_SAVE
         for node in dict.fromkeys((*made, *asked)):  # backward may ask which of two numbers a score was
-            for one in (node, *_enlarged(node), *_of_nothing(node)) if node not in drawn else ():
+            for one in (node, *_enlarged(node), *_of_nothing(node, self.alone)) if node not in drawn else ():
                 _recomputed(one)
         for node in itertools.chain(*map(_enlarged, self.found.contractions)):
             _recomputed(node)

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import importlib
 import math
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
@@ -26,6 +28,8 @@ from kgen.ir.program import MatrixSizes
 from kgen.only import only
 from kgen.templates import registry
 
+# Its name in the package is that of its function.
+recompute_scores_module = importlib.import_module("kgen.capture.recompute_scores")
 B, H, M, N, D = 2, 2, 24, 40, 4
 MATRIX = M * N  # of scores; no other tensor has as many elements
 pytestmark = pytest.mark.cpu
@@ -478,6 +482,20 @@ def test_layers_share_a_mask(split):
     got = gradients(in_a_row, QKV)
     assert max(split.saved().values()) < MATRIX, split.saved()
     assert_close(got, gradients(in_a_row, wide(QKV), None), 1e-5)
+
+
+def test_what_is_behind_a_layer_is_looked_at_for_the_first_one_alone(split, monkeypatch):
+    """Twelve layers each looked at all behind them, for each call that makes its scores."""
+    looked = Counter[str]()
+    is_pure = recompute_scores_module._is_pure
+
+    def counted(node: Any) -> bool:
+        looked[node.name] += 1
+        return is_pure(node)
+
+    monkeypatch.setattr(recompute_scores_module, "_is_pure", counted)
+    gradients(in_a_row, QKV)
+    assert set(looked.values()) == {1}
 
 
 def test_sums_of_everything_are_no_softmax():
