@@ -162,13 +162,13 @@ def _to_the_library(kernel: Kernel, chosen: Verdict, attempt: Attempt) -> dict[C
 
 def _readers_first(rejected: dict[Candidate, Verdict], attempt: Attempt) -> dict[Candidate, Verdict]:
     """Without contractions that another rejected one reads through its prologue: what was that prologue may become their
-    epilogue, with which they may be faster than the library."""
+    epilogue, with which they may be faster than the library. Where nobody knows their time, no epilogue helps: such chains go
+    through all layers of a network, and each layer took an attempt of its own."""
     kernels = {contraction_of(step): step for step in attempt.plan.steps if isinstance(step, Kernel) and step.contracts}
     given_up = [one for one in rejected if one.transform in (TEMPLATE, FAMILY) and one.target in kernels]
     read = {one.target: read_by_prologue(kernels[one.target]) for one in given_up}
-    waiting = {
-        one for one in given_up if any(one.target in found for other, found in read.items() if other != one.target)
-    }  # fmt: skip
+    patient = [one for one in given_up if rejected[one].reason is not Reason.UNCALIBRATED]
+    waiting = {one for one in patient if any(one.target in found for other, found in read.items() if other != one.target)}
     return {one: verdict for one, verdict in rejected.items() if one not in waiting}
 
 

@@ -12,6 +12,7 @@ from kgen.device import Device
 from kgen.ir import nodes as ir
 from kgen.ir.index import Sizes
 from kgen.ir.plan import ComboKernel, Kernel, Launch, Schedule, Step, members
+from kgen.scheduler.analysis.memo import memoised_for
 from kgen.scheduler.fusion.grouped_matmuls import Joining, grouped_problems, join
 from kgen.scheduler.protocol import Attempt, Changes, Transform
 from kgen.scheduler.selection.choose import contraction_of, problems
@@ -88,7 +89,7 @@ def _question(step: Launch, graph: ir.Graph, device: Device) -> TuningQuery | No
         return None
     outs = [contraction_of(kernel) for kernel in members(step)]
     library = all(_has_library(graph, out) for out in outs)
-    apart = len(outs) > 1 or any(ir.replaced(node) and outs[0] in ir.outs(node) for node in graph.nodes)
+    apart = len(outs) > 1 or any(ir.replaced(node) for node in _makers(graph).get(outs[0], ()))
     length = length_of(found[0])
     if length is not None:
         return TuningQuery(step, found, {}, library, [bucket.hints for bucket in buckets_of(length, graph)], apart=apart)
@@ -113,9 +114,21 @@ def _problems(step: Launch, graph: ir.Graph, device: Device) -> list[list[Proble
 
 def _has_library(graph: ir.Graph, out: str) -> bool:
     """Whether a library call computes the contraction, or several of them and separate kernels do."""
-    out = source_of(graph, out)
-    makers = (node for node in graph.nodes if ir.is_template_node(node) and out in ir.outs(node))
+    makers = _makers(graph).get(source_of(graph, out), ())
     return any(node.vendor is not None or ir.replaced(node) for node in makers)
+
+
+def _makers(graph: ir.Graph) -> Mapping[str, Sequence[ir.TemplateNode]]:
+    """Of each result of templates the nodes that make it."""
+
+    def found() -> Mapping[str, Sequence[ir.TemplateNode]]:
+        makers: dict[str, list[ir.TemplateNode]] = {}
+        for node in filter(ir.is_template_node, graph.nodes):
+            for out in ir.outs(node):
+                makers.setdefault(out, []).append(node)
+        return makers
+
+    return memoised_for(graph.nodes, "makers of results of templates", found)
 
 
 def _settled(
