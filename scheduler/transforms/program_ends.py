@@ -175,6 +175,8 @@ def _through(reader: Reader, node: ir.Reduction, value: Value, load: Value) -> i
     """The sum with the elements of an inner one in the place of its result; None where it is no multiple of that."""
     inner = reader.makers[load.attr[0]]
     assert isinstance(inner, ir.Reduction)
+    if _multiple(value, load, load) is None:  # as most sums along a network's residual connections; the rest takes long
+        return None
     own = {v: ix.var(f"{inner.outs[0]}_{v.name}", v.extent) for v in inner.rvars}
     mapping: dict[Atom, Expr] = dict(zip(inner.vars, load.attr[1], strict=True))
     mapping |= {v: w.expr() for v, w in own.items()}
