@@ -31,9 +31,9 @@ CASTS: frozenset[Any] = frozenset({"float", "to"})
 SAME: frozenset[Any] = frozenset({"detach", "unsqueeze", torch.unsqueeze})
 FACTORS: frozenset[Any] = frozenset({"mul", operator.mul, torch.mul})
 QUOTIENTS: frozenset[Any] = frozenset({"div", operator.truediv, torch.div})
-PARTS: frozenset[Any] = frozenset({operator.getitem, getattr})
+ITEMS: frozenset[Any] = frozenset({operator.getitem, getattr})
 # They change neither their arguments nor whether gradients are wanted.
-PLAIN = MAXIMA | SOFTMAXES | DIFFERENCES | CASTS | SAME | FACTORS | QUOTIENTS | PARTS
+PLAIN = MAXIMA | SOFTMAXES | DIFFERENCES | CASTS | SAME | FACTORS | QUOTIENTS | ITEMS
 
 
 def drop_row_shifts(gm: GraphModule) -> None:
@@ -125,7 +125,7 @@ def _maximum(node: Any, x: Node, axis: int) -> Node | None:
     if not isinstance(node, Node):
         return None
     maxima = MAXIMA - PAIRS  # of a pair alone there is one for all elements, or of two tensors
-    if node.target in PARTS:
+    if node.target in ITEMS:
         node, which = node.args
         if which not in (0, "values"):
             return None
@@ -167,7 +167,7 @@ def _erase(gm: GraphModule, node: Node) -> None:
     waiting = [node]
     while waiting:
         one = waiting.pop()
-        if not one.users and one.target in DIFFERENCES | MAXIMA | SAME | PARTS:
+        if not one.users and one.target in DIFFERENCES | MAXIMA | SAME | ITEMS:
             before = one.all_input_nodes
             gm.graph.erase_node(one)
             waiting += before
