@@ -39,8 +39,8 @@ def accumulate(b: Builder, base: Tensor, change: Write) -> Tensor:
     spread = _spread(base, change) if _is_computed(base) else None
     if spread is not None:
         inside, value = spread
-        added = vs.call("or" if base.dtype is torch.bool else "add", base.value, value)
-        return base.with_value(vs.masked(inside, value if _is_zero(base) else added, base.value))
+        added = vs.call("or" if base.dtype is torch.bool else "add", value, base.value)  # to 0.0, too: it makes 0.0 of -0.0
+        return base.with_value(vs.masked(inside, added, base.value))
     if _adds_up(b, base, change):
         return _accumulate_wide(b, base, change)
     return write(b, base, replace(change, mode="max" if base.dtype is torch.bool else "add"))

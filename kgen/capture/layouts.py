@@ -332,6 +332,8 @@ class _Rewriting:
                 made.kwargs = {**made.kwargs, "memory_format": self._format(node, self._is_last(node))}
                 made.meta["val"] = fake_result(made)
                 continue
+            if isinstance(node.target, torch._ops.HigherOrderOperator):
+                continue  # bodies, which have no value, are of operands in the layouts that they were traced with
             changed = any(operands[one].meta["val"] is not one.meta["val"] for one in operands)
             if changed and node in self.network.made_by:
                 self._settle(node)

@@ -6,6 +6,9 @@
 A softmax subtracts the maximum itself, so the weights are the same, and so are rows that are NaN or infinite. Models subtract
 it against overflow (GPT-OSS, CogView). This is done in Dynamo's graph: the gradient of the maximum adds zero to each row, but
 AOTAutograd writes it as a sum and a scatter over all scores.
+
+In that graph tensors may be written in place, and gradients be switched off: the nodes from the maximum to the softmax are
+known ones, which do neither.
 """
 
 from __future__ import annotations
@@ -19,7 +22,8 @@ from torch.fx import GraphModule, Node
 
 __all__ = ["drop_row_shifts"]
 
-MAXIMA: frozenset[Any] = frozenset({"max", "amax", torch.max, torch.amax})
+PAIRS: frozenset[Any] = frozenset({"max", torch.max})  # of numbers and positions
+MAXIMA: frozenset[Any] = PAIRS | {"amax", torch.amax}
 SOFTMAXES: frozenset[Any] = frozenset({"softmax", torch.softmax, torch.nn.functional.softmax})
 DIFFERENCES: frozenset[Any] = frozenset({"sub", operator.sub, torch.sub, "__sub__"})
 CASTS: frozenset[Any] = frozenset({"float", "to"})
@@ -27,6 +31,9 @@ CASTS: frozenset[Any] = frozenset({"float", "to"})
 SAME: frozenset[Any] = frozenset({"detach", "unsqueeze", torch.unsqueeze})
 FACTORS: frozenset[Any] = frozenset({"mul", operator.mul, torch.mul})
 QUOTIENTS: frozenset[Any] = frozenset({"div", operator.truediv, torch.div})
+ITEMS: frozenset[Any] = frozenset({operator.getitem, getattr})
+# They change neither their arguments nor whether gradients are wanted.
+PLAIN = MAXIMA | SOFTMAXES | DIFFERENCES | CASTS | SAME | FACTORS | QUOTIENTS | ITEMS
 
 
 def drop_row_shifts(gm: GraphModule) -> None:
@@ -55,8 +62,10 @@ def _shifted(softmax: Node) -> tuple[Node, Node] | None:
     if value is None or axis is None or not isinstance(node, Node) or len(node.users) != 1 or not _is_difference(node):
         return None
     x, top = _args(node)
-    axis %= value.dim()
-    return (reader, node) if _is_maximum(top, x, axis) and _fits(x, value, factor) else None
+    maximum = _maximum(top, x, axis % max(value.dim(), 1))
+    if maximum is None or not _fits(x, value, factor) or not _are_plain_between(maximum, softmax):
+        return None
+    return reader, node
 
 
 def _is_difference(node: Node) -> bool:
@@ -96,27 +105,35 @@ def _fits(x: Any, value: torch.Tensor, factor: float) -> bool:
     return factor * (divided or 1.0) <= 1.0
 
 
-def _is_maximum(node: Any, x: Node, axis: int) -> bool:
-    """Whether a node is the maximum of each row, with one element along the axis."""
+def _are_plain_between(first: Node, last: Node) -> bool:
+    """Whether nothing from one node to a later one may write into a tensor: the rows would be others by then."""
+    node = first.next
+    while node is not last and node.target in PLAIN and "out" not in node.kwargs:
+        node = node.next
+    return node is last
+
+
+def _maximum(node: Any, x: Node, axis: int) -> Node | None:
+    """The maximum of each row, where a node is that with one element along the axis."""
     rank, kept = _rank(x), False
     while isinstance(node, Node) and node.target in SAME:
         if node.target != "detach":
             if kept or len(node.args) != 2 or not isinstance(node.args[1], int) or node.args[1] % rank != axis:
-                return False
+                return None
             kept = True
         node = node.args[0]
     if not isinstance(node, Node):
-        return False
-    if node.target is operator.getitem or node.target is getattr:
+        return None
+    maxima = MAXIMA - PAIRS  # of a pair alone there is one for all elements, or of two tensors
+    if node.target in ITEMS:
         node, which = node.args
         if which not in (0, "values"):
-            return False
-    elif node.target in ("max", torch.max):
-        return False  # of all elements, or of two tensors
-    if not isinstance(node, Node) or node.target not in MAXIMA or node.args[:1] != (x,):
-        return False
+            return None
+        maxima = PAIRS
+    if not isinstance(node, Node) or node.target not in maxima or node.args[:1] != (x,):
+        return None
     own, keeps = _axis(node, 1), _keeps(node)
-    return own is not None and own % rank == axis and keeps is not kept
+    return node if own is not None and own % rank == axis and keeps is not kept else None
 
 
 def _args(node: Node) -> tuple[Any, ...]:
@@ -150,7 +167,7 @@ def _erase(gm: GraphModule, node: Node) -> None:
     waiting = [node]
     while waiting:
         one = waiting.pop()
-        if not one.users and one.target in DIFFERENCES | MAXIMA | SAME | {operator.getitem, getattr}:
+        if not one.users and one.target in DIFFERENCES | MAXIMA | SAME | ITEMS:
             before = one.all_input_nodes
             gm.graph.erase_node(one)
             waiting += before

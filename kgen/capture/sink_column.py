@@ -73,7 +73,8 @@ def _sizes_of(found: Sink, backward: set[Node]) -> MatrixSizes:
 
 def _sink_of(weights: Node, backward: set[Node]) -> Sink | None:
     softmax = softmax_in(weights)
-    joined = None if softmax is None else _joined(softmax.scores, shifted=not backward)
+    lse = False if softmax is None else _log_sum_exp_of(softmax, backward)
+    joined = None if softmax is None or lse is False else _joined(softmax.scores, shifted=lse is True and not backward)
     if softmax is None or joined is None or softmax.scores.meta["val"].dtype is not torch.float32:
         return None
     read = _reads(weights, backward)
@@ -86,13 +87,12 @@ def _sink_of(weights: Node, backward: set[Node]) -> Sink | None:
     size = kept.meta["val"].shape[-1]
     if column.meta["val"].shape[-1] != 1 or any(columns_of(one) != (one.args[0], (first, first + size)) for one in read):
         return None
-    lse = _log_sum_exp_of(softmax, backward)
-    return None if lse is False else Sink(kept, column, weights, read, lse if isinstance(lse, Node) else None)
+    return Sink(kept, column, weights, read, lse if isinstance(lse, Node) else None)
 
 
 def _joined(node: Node, shifted: bool) -> Node | None:
     """What is joined along the last axis, behind casts, and behind the subtraction of each row's maximum if that may be there.
-    What backward computes again is a function of shifted scores: the log-sum-exp of others would give it wrong weights."""
+    A log-sum-exp, and what backward computes again, are functions of shifted scores: those of others are wrong."""
     while _same(node) or (shifted and _is_shifted(node)):
         node = _args(node)[0]
     if not calls(node, aten.cat.default):

@@ -225,8 +225,14 @@ def written(x: Tensor, w: Tensor, v: Tensor) -> Tensor:
     return F.conv2d(y, w, padding=1) + x
 
 
+def branched(x: Tensor, w: Tensor, v: Tensor) -> Tensor:
+    """Branches are modules of the graph, which have no value."""
+    y = F.conv2d(F.conv2d(x, w, padding=1), v, padding=1)
+    return F.conv2d(torch.cond(w.sum() > 0, torch.sin, torch.cos, (y,)), w, padding=1)
+
+
 @pytest.mark.every(3)
-@pytest.mark.parametrize("fn", [upsampled, chunks, with_view, part, normed, gated, written])
+@pytest.mark.parametrize("fn", [upsampled, chunks, with_view, part, normed, gated, written, branched])
 @pytest.mark.parametrize("form", [torch.contiguous_format, last])
 def test_what_stands_between_convolutions_hands_layouts_on(fn: Callable[..., Any], form: torch.memory_format) -> None:
     w, v = torch.randn(8, 8, 3, 3) / 8, torch.randn(8, 8, 3, 3) / 8

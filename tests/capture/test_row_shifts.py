@@ -78,7 +78,42 @@ def minimum(x: Tensor) -> Tensor:
     return (x - x.min(-1, keepdim=True).values).softmax(-1)
 
 
-LEFT = (of_another_axis, of_something_else, multiplied, negated, narrowed, read_by_others, of_all, minimum)
+def of_the_first(x: Tensor) -> Tensor:
+    """Maxima of columns, of which those of the first matrix are subtracted from rows."""
+    x = x[..., :4]
+    return (x - x.amax(1)[0].unsqueeze(1)).softmax(1)
+
+
+def of_rows_that_are_written(x: Tensor) -> Tensor:
+    x = x + 1
+    y = x - x.amax(-1, keepdim=True)
+    x[..., 1] = 7
+    return y.softmax(-1)
+
+
+def of_maxima_that_are_written(x: Tensor) -> Tensor:
+    top = x.amax(-1, keepdim=True)
+    top[0] = math.nan
+    return (x - top).softmax(-1)
+
+
+def of_rows_that_are_results(x: Tensor) -> Tensor:
+    x = x + 1
+    y = x - x.amax(-1, keepdim=True)
+    torch.mul(x, 2, out=x)
+    return y.softmax(-1)
+
+
+def without_gradients(x: Tensor) -> Tensor:
+    with torch.no_grad():
+        y = x - x.amax(-1, keepdim=True)
+    return y.softmax(-1)
+
+
+LEFT = (
+    of_another_axis, of_something_else, multiplied, negated, narrowed, read_by_others, of_all, minimum, of_the_first,
+    of_rows_that_are_written, of_maxima_that_are_written, of_rows_that_are_results, without_gradients,
+)  # fmt: skip
 
 
 def captured(fn: Callable[..., Tensor], *args: Tensor) -> GraphModule:
@@ -122,6 +157,12 @@ def test_what_is_left(fn: Callable[..., Tensor]) -> None:
     before = str(gm.graph)
     drop_row_shifts(gm)
     assert str(gm.graph) == before
+
+
+@pytest.mark.cpu
+def test_a_single_number() -> None:
+    x = torch.tensor(3.0)
+    assert torch.compile(lambda x: (x - x.amax(0)).softmax(0), backend="kgen", options={"strict": True})(x) == 1
 
 
 @pytest.mark.cpu

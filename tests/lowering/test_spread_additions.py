@@ -60,6 +60,14 @@ def test_an_index_past_the_end_raises() -> None:
         torch.compile(past, backend="kgen", options={"strict": True})(X, Y)
 
 
+def test_zeros_have_eagers_sign() -> None:
+    def added(x: Tensor, y: Tensor) -> Tensor:
+        return 1 / put(torch.zeros_like(x), [None, None, torch.arange(2)], y, True)
+
+    y = torch.full_like(Y, -0.0)
+    torch.testing.assert_close(torch.compile(added, backend="kgen", options={"strict": True})(X, y), added(X, y))
+
+
 def test_gradients_of_columns() -> None:
     def picked(x: Tensor) -> Tensor:
         return x.index_select(2, torch.arange(1, 4)).exp() * 2
