@@ -13,7 +13,7 @@ from dataclasses import dataclass, field, replace
 
 from kgen.ir import nodes as ir
 from kgen.scheduler.analysis.surroundings import surroundings
-from kgen.scheduler.protocol import Candidate, Changes, Decisions
+from kgen.scheduler.protocol import Attempt, Candidate, Changes
 from kgen.verdict import Verdict
 
 # Attempts at which a rejection has come back. One of them may be that of a network's first or last layer.
@@ -27,8 +27,9 @@ class Recurrence:
 
     attempts: Counter[Hashable] = field(default_factory=Counter)
 
-    def spread(self, changes: Changes, graph: ir.Graph, decisions: Decisions) -> Changes:
-        """The changes of one more attempt, with the rejections of what stands in equal surroundings, where they come back."""
+    def spread(self, changes: Changes, graph: ir.Graph, attempt: Attempt) -> Changes:
+        """The changes of one more attempt at a graph, with the rejections of what stands in equal surroundings, where they come
+        back. What the attempt does not make, as what is within programs, needs no decision."""
         labels = surroundings(graph)
         found: dict[Hashable, tuple[Candidate, Verdict]] = {}
         for one, why in changes.rejected.items():
@@ -39,13 +40,14 @@ class Recurrence:
         if not again:
             return changes
         equals = defaultdict[Hashable, list[str]](list)
-        for name, label in labels.items():
-            equals[label].append(name)
+        for name in (out for node in attempt.graph.nodes for out in ir.outs(node)):
+            if name in labels:
+                equals[labels[name]].append(name)
         more = {
             Candidate(one.transform, name): _of(why, one.target, name)
             for one, why in again
             for name in equals[labels[one.target]]
-            if decisions.is_open(one.transform, name)
+            if attempt.decisions.is_open(one.transform, name)
         }
         return replace(changes, rejected={**more, **changes.rejected})
 

@@ -128,7 +128,9 @@ class _Search:
     def _changes(self, attempt: Attempt) -> Changes:
         """What to change: what does not hold, or is better otherwise; and when that is nothing, what is worth a trial."""
         failed = Changes(rejected={one: why for each in self.transforms for one, why in each.check(attempt).items()})
-        found = failed or next((self._spread(found) for one in self.transforms if (found := one.settle(attempt))), None)
+        found = failed or next(
+            (self._spread(found, attempt) for one in self.transforms if (found := one.settle(attempt))), None
+        )
         if found or self.settled is None:
             return found or self._tried(attempt)
         settled = self.settled
@@ -142,13 +144,13 @@ class _Search:
         self.refusals += () if found.settings else found.rejected.values()
         return found if found.settings else Changes()
 
-    def _spread(self, changes: Changes) -> Changes:
+    def _spread(self, changes: Changes, attempt: Attempt) -> Changes:
         """With the rejections that come back layer by layer. What is tried is judged by itself."""
         if self.settled is not None or not changes.rejected:
             return changes
         if self.recurrence is None:
             self.recurrence = importlib.import_module(RECURRENCE).Recurrence()
-        return self.recurrence.spread(changes, self.graph, self.decisions)
+        return self.recurrence.spread(changes, self.graph, attempt)
 
     def _learn(self, changes: Changes, attempt: Attempt) -> None:
         """Measurements of contractions whose kernels will be others are forgotten; those of the settled plan hold again where

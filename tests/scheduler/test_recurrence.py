@@ -10,9 +10,10 @@ from op_case import lowered
 from torch import Tensor
 
 from kgen.ir import nodes as ir
+from kgen.ir.plan import Schedule
 from kgen.scheduler import Options, schedule
 from kgen.scheduler.analysis.surroundings import RADIUS, surroundings
-from kgen.scheduler.protocol import Attempt, Candidate, Changes, Decisions, Transform
+from kgen.scheduler.protocol import Attempt, Candidate, Changes, Decisions, Draft, Transform
 from kgen.scheduler.recurrence import Recurrence
 from kgen.scheduler.transforms import table
 from kgen.verdict import Outcome, Reason, Verdict
@@ -35,6 +36,12 @@ def graph_of(count: int) -> ir.Graph:
 
 def matmuls(graph: ir.Graph) -> list[str]:
     return [node.out for node in graph.nodes if ir.is_contraction(node)]
+
+
+def attempt_at(graph: ir.Graph, decisions: Decisions | None = None, missing: str = "") -> Attempt:
+    """One with a plan of nothing; the graph as it has it may lack a node."""
+    own = replace(graph, nodes=[node for node in graph.nodes if missing not in ir.outs(node)])
+    return Attempt(Draft(own, own.nodes, Options(), decisions or Decisions(), {}), Schedule(own, [], []))
 
 
 class Domino(Transform):
@@ -83,11 +90,12 @@ def test_one_attempt_says_nothing_of_others() -> None:
     names = matmuls(graph)[::2]
     recurrence = Recurrence()
     changes = [Changes(rejected={Candidate("domino", out): replace(WHY, producer=out)}) for out in names[4:7]]
-    first = recurrence.spread(changes[0], graph, Decisions())
+    first = recurrence.spread(changes[0], graph, attempt_at(graph))
     assert first == changes[0]
-    second = recurrence.spread(changes[1], graph, Decisions().after(first))
+    second = recurrence.spread(changes[1], graph, attempt_at(graph, Decisions().after(first), missing=names[7]))
     assert {one.target for one in second.rejected} > {names[5], names[6]}
     assert names[4] not in {one.target for one in second.rejected}  # it was rejected before
+    assert names[7] not in {one.target for one in second.rejected}  # it is part of something else, as of a program
     assert all(why.producer == one.target for one, why in second.rejected.items())
     assert not any(one.target in matmuls(graph)[1::2] for one in second.rejected)
 
@@ -96,10 +104,10 @@ def test_another_reason_or_transform_is_no_recurrence() -> None:
     graph = graph_of(LAYERS)
     one, other, third = matmuls(graph)[8:14:2]
     recurrence = Recurrence()
-    recurrence.spread(Changes(rejected={Candidate("domino", one): WHY}), graph, Decisions())
+    recurrence.spread(Changes(rejected={Candidate("domino", one): WHY}), graph, attempt_at(graph))
     for changes in (
         Changes(rejected={Candidate("domino", other): replace(WHY, reason=Reason.UNCALIBRATED)}),
         Changes(rejected={Candidate("another", third): WHY}),
         Changes(rejected={Candidate("domino", "derived"): WHY}),  # a buffer that scheduling made
     ):
-        assert recurrence.spread(changes, graph, Decisions()) == changes
+        assert recurrence.spread(changes, graph, attempt_at(graph)) == changes
