@@ -86,7 +86,8 @@ class Decisions:
 @dataclass(slots=True)
 class Draft:
     """A graph on its way through the transforms. `graph` is this attempt's own: transforms add buffers to it, its nodes stay
-    those of the input, with programs in place of what was recognised. `nodes` are what the transforms made of them.
+    those of the input, with programs in place of what was recognised. `nodes` are what the transforms made of them, and `given`
+    is the graph as it was before.
 
     `before` are the nodes before any contraction was changed, and `tuning_results` measurements so far. `taken` are
     contractions, by their first results, that templates compute; `single` ones share no kernel with another contraction, and
@@ -111,6 +112,10 @@ class Draft:
     measured_as: dict[str, str] = field(default_factory=dict)
     without_library: set[str] = field(default_factory=set)
     verdicts: list[Verdict] = field(default_factory=list)
+    given: ir.Graph = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.given = self.graph
 
 
 @dataclass(slots=True)

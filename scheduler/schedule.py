@@ -6,7 +6,6 @@ import importlib
 from collections.abc import Hashable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING
 
 from kgen import errors
 from kgen.cost.tuning_query import TuningResults
@@ -21,13 +20,9 @@ from kgen.scheduler.protocol import Attempt, Candidate, Changes, Decisions, Draf
 from kgen.templates import registry
 from kgen.verdict import Verdict
 
-if TYPE_CHECKING:
-    from kgen.scheduler.recurrence import Recurrence
-
 __all__ = ["Options", "schedule"]
 
 TABLE = "kgen.scheduler.transforms.table"
-RECURRENCE = "kgen.scheduler.recurrence"
 
 
 def schedule(graph: ir.Graph, options: Options | None = None) -> Schedule:
@@ -104,7 +99,6 @@ class _Search:
     refusals: list[Verdict] = field(default_factory=list)
     settled: Attempt | None = None
     tried: frozenset[Candidate] = frozenset()
-    recurrence: Recurrence | None = None
 
     def run(self) -> Attempt:
         """The first attempt that nothing is left to change about."""
@@ -128,9 +122,7 @@ class _Search:
     def _changes(self, attempt: Attempt) -> Changes:
         """What to change: what does not hold, or is better otherwise; and when that is nothing, what is worth a trial."""
         failed = Changes(rejected={one: why for each in self.transforms for one, why in each.check(attempt).items()})
-        found = failed or next(
-            (self._spread(found, attempt) for one in self.transforms if (found := one.settle(attempt))), None
-        )
+        found = failed or next((found for one in self.transforms if (found := one.settle(attempt))), None)
         if found or self.settled is None:
             return found or self._tried(attempt)
         settled = self.settled
@@ -143,14 +135,6 @@ class _Search:
         self.settled, self.tried = attempt, frozenset(found.settings)
         self.refusals += () if found.settings else found.rejected.values()
         return found if found.settings else Changes()
-
-    def _spread(self, changes: Changes, attempt: Attempt) -> Changes:
-        """With the rejections that come back layer by layer. What is tried is judged by itself."""
-        if self.settled is not None or not changes.rejected:
-            return changes
-        if self.recurrence is None:
-            self.recurrence = importlib.import_module(RECURRENCE).Recurrence()
-        return self.recurrence.spread(changes, self.graph, attempt)
 
     def _learn(self, changes: Changes, attempt: Attempt) -> None:
         """Measurements of contractions whose kernels will be others are forgotten; those of the settled plan hold again where

@@ -27,6 +27,7 @@ from kgen.scheduler.transforms.offered import offered
 from kgen.scheduler.transforms.operand_padding import NONE, copies_by_result, from_memory
 from kgen.scheduler.transforms.pricing import given_for
 from kgen.scheduler.transforms.recompute import recomputed
+from kgen.scheduler.transforms.recurrence import spread
 from kgen.templates.base import Request
 from kgen.verdict import OperatorCall, Outcome, Reason, Verdict
 
@@ -143,7 +144,7 @@ class Selection(Transform):
                 attempt.plan.verdicts.append(_chosen(out, chosen, how.tuning_results))
             else:
                 rejected |= _to_the_library(step, chosen, attempt)
-        return Changes(rejected=_readers_first(rejected, attempt))
+        return spread(Changes(rejected=_readers_first(rejected, attempt)), attempt) if rejected else Changes()
 
 
 def _objections(kernel: Kernel, chosen: Kernel | Verdict, attempt: Attempt) -> Mapping[Candidate, Verdict]:

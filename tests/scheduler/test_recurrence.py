@@ -14,8 +14,8 @@ from kgen.ir.plan import Schedule
 from kgen.scheduler import Options, schedule
 from kgen.scheduler.analysis.surroundings import RADIUS, surroundings
 from kgen.scheduler.protocol import Attempt, Candidate, Changes, Decisions, Draft, Transform
-from kgen.scheduler.recurrence import Recurrence
 from kgen.scheduler.transforms import table
+from kgen.scheduler.transforms.recurrence import spread
 from kgen.verdict import Outcome, Reason, Verdict
 
 pytestmark = pytest.mark.none
@@ -40,8 +40,9 @@ def matmuls(graph: ir.Graph) -> list[str]:
 
 def attempt_at(graph: ir.Graph, decisions: Decisions | None = None, missing: str = "") -> Attempt:
     """One with a plan of nothing; the graph as it has it may lack a node."""
-    own = replace(graph, nodes=[node for node in graph.nodes if missing not in ir.outs(node)])
-    return Attempt(Draft(own, own.nodes, Options(), decisions or Decisions(), {}), Schedule(own, [], []))
+    draft = Draft(graph, graph.nodes, Options(), decisions or Decisions(), {})
+    draft.graph = replace(graph, nodes=[node for node in graph.nodes if missing not in ir.outs(node)])
+    return Attempt(draft, Schedule(draft.graph, [], []))
 
 
 class Domino(Transform):
@@ -55,7 +56,7 @@ class Domino(Transform):
     def settle(self, attempt: Attempt) -> Changes:
         self.attempts += 1
         left = [out for out in matmuls(attempt.graph)[::2] if attempt.decisions.is_open(self.name, out)]
-        return Changes(rejected={Candidate(self.name, out): replace(WHY, producer=out) for out in left[:1]})
+        return spread(Changes(rejected={Candidate(self.name, out): replace(WHY, producer=out) for out in left[:1]}), attempt)
 
 
 def test_layers_that_are_equal_stand_in_equal_surroundings() -> None:
@@ -88,11 +89,10 @@ def test_twelve_layers_take_few_attempts(monkeypatch: pytest.MonkeyPatch) -> Non
 def test_one_attempt_says_nothing_of_others() -> None:
     graph = graph_of(LAYERS)
     names = matmuls(graph)[::2]
-    recurrence = Recurrence()
     changes = [Changes(rejected={Candidate("domino", out): replace(WHY, producer=out)}) for out in names[4:7]]
-    first = recurrence.spread(changes[0], graph, attempt_at(graph))
+    first = spread(changes[0], attempt_at(graph))
     assert first == changes[0]
-    second = recurrence.spread(changes[1], graph, attempt_at(graph, Decisions().after(first), missing=names[7]))
+    second = spread(changes[1], attempt_at(graph, Decisions().after(first), missing=names[7]))
     assert {one.target for one in second.rejected} > {names[5], names[6]}
     assert names[4] not in {one.target for one in second.rejected}  # it was rejected before
     assert names[7] not in {one.target for one in second.rejected}  # it is part of something else, as of a program
@@ -103,11 +103,10 @@ def test_one_attempt_says_nothing_of_others() -> None:
 def test_another_reason_or_transform_is_no_recurrence() -> None:
     graph = graph_of(LAYERS)
     one, other, third = matmuls(graph)[8:14:2]
-    recurrence = Recurrence()
-    recurrence.spread(Changes(rejected={Candidate("domino", one): WHY}), graph, attempt_at(graph))
+    before = Decisions().after(Changes(rejected={Candidate("domino", one): WHY}))
     for changes in (
         Changes(rejected={Candidate("domino", other): replace(WHY, reason=Reason.UNCALIBRATED)}),
         Changes(rejected={Candidate("another", third): WHY}),
         Changes(rejected={Candidate("domino", "derived"): WHY}),  # a buffer that scheduling made
     ):
-        assert recurrence.spread(changes, graph, attempt_at(graph)) == changes
+        assert spread(changes, attempt_at(graph, before)) == changes
