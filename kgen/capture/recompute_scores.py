@@ -328,13 +328,13 @@ def _of_nothing(node: Node, alone: dict[Node, bool]) -> list[Node]:
     found, waiting = list[Node](), [node]
     while waiting:
         one = waiting[-1]
-        before = [other for other in one.all_input_nodes if other not in alone] if one not in alone else ()
-        waiting += before
-        if not before:
+        if one in alone:
             waiting.pop()
-            if one not in alone:
-                alone[one] = one.op == "call_function" and _is_pure(one) and all(alone[other] for other in one.all_input_nodes)
-                found += [one] if alone[one] else ()
+        elif before := [other for other in one.all_input_nodes if other not in alone]:
+            waiting += before
+        else:
+            alone[one] = one.op == "call_function" and _is_pure(one) and all(alone[other] for other in one.all_input_nodes)
+            found += [one] if alone[one] else ()
     return found
 
 

@@ -73,9 +73,11 @@ def _sizes_of(found: Sink, backward: set[Node]) -> MatrixSizes:
 
 def _sink_of(weights: Node, backward: set[Node]) -> Sink | None:
     softmax = softmax_in(weights)
-    lse = False if softmax is None else _log_sum_exp_of(softmax, backward)
-    joined = None if softmax is None or lse is False else _joined(softmax.scores, shifted=lse is True and not backward)
-    if softmax is None or joined is None or softmax.scores.meta["val"].dtype is not torch.float32:
+    if softmax is None or softmax.scores.meta["val"].dtype is not torch.float32:
+        return None
+    lse = _log_sum_exp_of(softmax, backward)
+    joined = None if lse is False else _joined(softmax.scores, shifted=lse is True and not backward)
+    if joined is None:
         return None
     read = _reads(weights, backward)
     parts: list[Node] = list(_args(joined)[0])

@@ -11,6 +11,7 @@ from collections import defaultdict
 from collections.abc import Hashable, Mapping
 
 from kgen.ir import nodes as ir
+from kgen.scheduler.analysis.dependencies import reads_of
 from kgen.scheduler.analysis.memo import memoised_for
 
 # Edges away from a node up to which others tell it from its equals: queries and values are that far from gradients of weights.
@@ -18,14 +19,14 @@ RADIUS = 3
 
 
 def surroundings(graph: ir.Graph) -> Mapping[str, Hashable]:
-    """By what each node makes: equal for nodes that differ in nothing but names, as do those around them. Only comparisons of
-    labels of one graph mean anything."""
+    """By what each node makes: equal for nodes with equal operators and layouts of results, as have those around them. What
+    their bodies compute is not compared otherwise. Only comparisons of labels of one graph mean anything."""
     return memoised_for(graph.nodes, "surroundings", lambda: _refined(graph))
 
 
 def _refined(graph: ir.Graph) -> Mapping[str, Hashable]:
     makers = {out: k for k, node in enumerate(graph.nodes) for out in ir.outs(node)}
-    reads = [ir.reads(node) for node in graph.nodes]
+    reads = [reads_of(node) for node in graph.nodes]
     readers = defaultdict[str, list[int]](list)
     for k, names in enumerate(reads):
         for name in names:

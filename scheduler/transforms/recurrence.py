@@ -21,6 +21,8 @@ def spread(changes: Changes, attempt: Attempt) -> Changes:
     """The changes of one more attempt, with the rejections of what stands in equal surroundings, where they come back: where an
     earlier attempt rejected one in such, for the same reason. What the attempt does not make, as what is within programs, needs
     no decision."""
+    if not (changes.rejected and attempt.decisions.rejected):
+        return changes
     labels = surroundings(attempt.draft.given)
 
     def kind(one: Candidate, why: Verdict) -> Hashable:

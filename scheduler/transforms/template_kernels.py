@@ -144,7 +144,7 @@ class Selection(Transform):
                 attempt.plan.verdicts.append(_chosen(out, chosen, how.tuning_results))
             else:
                 rejected |= _to_the_library(step, chosen, attempt)
-        return spread(Changes(rejected=_readers_first(rejected, attempt)), attempt) if rejected else Changes()
+        return spread(Changes(rejected=_readers_first(rejected, attempt)), attempt)
 
 
 def _objections(kernel: Kernel, chosen: Kernel | Verdict, attempt: Attempt) -> Mapping[Candidate, Verdict]:
@@ -163,8 +163,7 @@ def _to_the_library(kernel: Kernel, chosen: Verdict, attempt: Attempt) -> dict[C
 
 def _readers_first(rejected: dict[Candidate, Verdict], attempt: Attempt) -> dict[Candidate, Verdict]:
     """Without contractions that another rejected one reads through its prologue: what was that prologue may become their
-    epilogue, with which they may be faster than the library. Where nobody knows their time, no epilogue helps: such chains go
-    through all layers of a network, and each layer took an attempt of its own."""
+    epilogue, with which they may be faster than the library. Where nobody knows their time, no epilogue helps."""
     kernels = {contraction_of(step): step for step in attempt.plan.steps if isinstance(step, Kernel) and step.contracts}
     given_up = [one for one in rejected if one.transform in (TEMPLATE, FAMILY) and one.target in kernels]
     read = {one.target: read_by_prologue(kernels[one.target]) for one in given_up}

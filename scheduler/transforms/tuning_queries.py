@@ -89,7 +89,8 @@ def _question(step: Launch, graph: ir.Graph, device: Device) -> TuningQuery | No
         return None
     outs = [contraction_of(kernel) for kernel in members(step)]
     library = all(_has_library(graph, out) for out in outs)
-    apart = len(outs) > 1 or any(ir.replaced(node) for node in _makers(graph).get(outs[0], ()))
+    maker = _makers(graph).get(outs[0])
+    apart = len(outs) > 1 or (maker is not None and bool(ir.replaced(maker)))
     length = length_of(found[0])
     if length is not None:
         return TuningQuery(step, found, {}, library, [bucket.hints for bucket in buckets_of(length, graph)], apart=apart)
@@ -114,21 +115,17 @@ def _problems(step: Launch, graph: ir.Graph, device: Device) -> list[list[Proble
 
 def _has_library(graph: ir.Graph, out: str) -> bool:
     """Whether a library call computes the contraction, or several of them and separate kernels do."""
-    makers = _makers(graph).get(source_of(graph, out), ())
-    return any(node.vendor is not None or ir.replaced(node) for node in makers)
+    maker = _makers(graph).get(source_of(graph, out))
+    return maker is not None and (maker.vendor is not None or bool(ir.replaced(maker)))
 
 
-def _makers(graph: ir.Graph) -> Mapping[str, Sequence[ir.TemplateNode]]:
-    """Of each result of templates the nodes that make it."""
-
-    def found() -> Mapping[str, Sequence[ir.TemplateNode]]:
-        makers: dict[str, list[ir.TemplateNode]] = {}
-        for node in filter(ir.is_template_node, graph.nodes):
-            for out in ir.outs(node):
-                makers.setdefault(out, []).append(node)
-        return makers
-
-    return memoised_for(graph.nodes, "makers of results of templates", found)
+def _makers(graph: ir.Graph) -> Mapping[str, ir.TemplateNode]:
+    """By each result of templates, the node that makes it."""
+    return memoised_for(
+        graph.nodes,
+        "makers of results of templates",
+        lambda: {out: node for node in graph.nodes if ir.is_template_node(node) for out in ir.outs(node)},
+    )
 
 
 def _settled(
