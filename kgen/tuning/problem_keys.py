@@ -17,6 +17,7 @@ from kgen.ir.index import Expr, Size, Sizes, Var
 from kgen.ir.plan import Kernel, Launch, Statement, members
 from kgen.ir.values import Value
 from kgen.scheduler.selection.choose import prepared
+from kgen.scheduler.selection.memo import for_form
 from kgen.templates.loop_contract import LoopProblem
 from kgen.tuning.entry import Key
 
@@ -30,7 +31,7 @@ def keys_of(
 ) -> list[Key]:
     """The keys, at different sizes, of a kernel whose main loop is a matmul, or of several such; `device` is the name of the
     machine that it runs on."""
-    described = [_Description(prepared(kernel, graph), graph) for kernel in members(step)]
+    described = [_described(kernel, graph) for kernel in members(step)]
     digest = hashlib.sha256(repr([d.form for d in described]).encode()).hexdigest()[:24]
     suffixes = [""] if len(described) == 1 else [str(k) for k in range(len(described))]
     extents = {f"{axis}{k}": e for d, k in zip(described, suffixes, strict=True) for axis, e in d.extents.items()}
@@ -41,6 +42,12 @@ def keys_of(
         lengths = {axis: bucket(at.of(extent)) if axis in dynamic else at.of(extent) for axis, extent in extents.items()}
         keys.append(Key(device, digest, tuple(lengths.items()), dynamic, numerics, _title(step, described[0], lengths)))
     return keys
+
+
+def _described(kernel: Kernel, graph: ir.Graph) -> _Description:
+    """The same for all kernels that are equal but for names, as those of equal layers are."""
+    settings = ("described for tuning", torch.backends.cuda.matmul.allow_tf32)
+    return for_form(settings, [kernel], graph, lambda: _Description(prepared(kernel, graph), graph))
 
 
 def bucket(length: int) -> int:

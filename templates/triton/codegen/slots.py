@@ -149,7 +149,10 @@ class Slots:
             ragged = bool(cut) or (ragged and axis not in within.inside)
             start = within.starts.get(axis, "")
             uniform = uniform_loops(loops[axis], self.config.get(knob)) if start else ()
-            dimensions.append(Dimension(axis, loops[axis], block, str(index), ragged, end=cut, start=start, uniform=uniform))
+            single = block == knob and self.config.get(knob) == 1
+            dimensions.append(
+                Dimension(axis, loops[axis], block, str(index), ragged, end=cut, start=start, uniform=uniform, single=single)
+            )
         return TileEmitter(self.problem, self.parameters, dimensions, scalars, self.exact)
 
     def _side(self, axis: str, block: str, index: Index) -> tuple[bool, str]:

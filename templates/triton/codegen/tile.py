@@ -62,7 +62,7 @@ class Dimension:
     """An axis of a tile: its letter, its loops, the text of its length, and that of its indices (one dimension). A point of the
     tile may stand for `adjacent` along the axis; then `loops` are without the last one. Points from `end` on, where that is
     said, are past the end of the tile. One index may be given as a `pair`. In a tile that begins at `start` the `uniform`
-    loops, the first of `loops`, have one index each."""
+    loops, the first of `loops`, have one index each. A tile may have a `single` index along the axis."""
 
     axis: str
     loops: tuple[Var, ...]
@@ -74,6 +74,7 @@ class Dimension:
     pair: Pair | None = None
     start: str = ""
     uniform: tuple[Var, ...] = ()
+    single: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -140,9 +141,10 @@ class TileEmitter(PointEmitter):
         return super()._place(buffer, self.parameters.shifted(offset), level)
 
     def _coalesced(self, at: str, buffer: str, offset: Expr) -> str:
-        """Not in Gluon, where the text says how threads hold a tile."""
+        """Not in Gluon, where the text says how threads hold a tile. Of an axis with one index there are no neighbours, and
+        Triton 3.6 and 3.7 fail where one number has a hint."""
         found = self._expr_axes(offset)
-        axes = {d.axis: d.loops for d in self.dimensions if d.axis in found and d.loops}
+        axes = {d.axis: d.loops for d in self.dimensions if d.axis in found and d.loops and not d.single}
         whole = all(d.adjacent == 1 for d in self.dimensions)
         if len(axes) < 2 or not whole or self.problem.template.language == "gluon":
             return at

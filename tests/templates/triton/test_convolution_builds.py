@@ -3,7 +3,7 @@ than a GPU has."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -17,6 +17,7 @@ from kgen.ir.plan import Kernel
 from kgen.only import Only
 from kgen.rendered.gpu_kernel import TritonKernel
 from kgen.scheduler import Options
+from kgen.templates.contract import Config
 from tests.codegen import rendered
 from tests.convolution_problems import Problem
 from tests.kernels import plans
@@ -104,6 +105,21 @@ def assert_compiles(name: str, kind: str, arch: int, most: int) -> None:
 )
 def test_a_configuration_compiles(name: str, kind: str, arch: int) -> None:
     assert_compiles(name, kind, arch, 1)
+
+
+@pytest.mark.ptx
+def test_one_channel_a_program_compiles() -> None:
+    """Of the two that a depthwise convolution makes of each channel: the tile of its weights is one number."""
+    problem = Problem((30, 30), (3, 3), ONE, ONE, ONE, 2, 1, groups=256, made=2, channels_last=True, dtype=torch.float16)
+    single = {"BLOCK_G": 1, "BLOCK_N": 1, "BLOCK_M": 256}
+
+    def pick(found: Sequence[Config]) -> Config:
+        return next(one for one in found if single.items() <= dict(one.values).items())
+
+    options = Options(gpu_everywhere=True, gpu=GPUS[90], only=Only(DIRECT, pick))
+    plan = plans(result(problem), *problem.args(), options=options).forward
+    [kernel] = [step for step in plan.kernels if isinstance(step, Kernel) and step.choice is not None]
+    triton.compile_kernels([rendered(kernel, plan, "kernel", options).launch], 90)
 
 
 @pytest.mark.slow
