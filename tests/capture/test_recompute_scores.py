@@ -499,6 +499,19 @@ def test_what_is_behind_a_layer_is_looked_at_for_the_first_one_alone(split, monk
     assert set(looked.values()) == {1}
 
 
+SEVERAL: dict[str, Function] = {
+    "values": lambda q, k, v: scores(q, k).softmax(-1) @ v + scores(q, k).softmax(-1) @ (v * 2),
+    "detached": lambda q, k, v: (w := scores(q, k).softmax(-1)) @ v + w.detach() @ v,
+    "some": lambda q, k, v: torch.cat([(w := scores(q, k).softmax(-1)) @ v, w @ v[..., :8]], -1),
+}
+
+
+@pytest.mark.parametrize("name", SEVERAL)
+def test_one_softmax_of_several_contractions(name):
+    """Each of their kernels could store the log-sum-exp: one does."""
+    assert_close(gradients(SEVERAL[name], QKV), gradients(SEVERAL[name], wide(QKV), None), 1e-5)
+
+
 def test_sums_of_everything_are_no_softmax():
     """A sum over all axes that keeps them."""
     f = lambda q, k, v: ((p := scores(q, k).exp()) / p.sum((0, 1, 2, 3), keepdim=True)) @ v  # noqa: E731
