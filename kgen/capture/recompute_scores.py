@@ -534,8 +534,8 @@ class _Rewrite(Calls):
         return weights
 
     def _bound(self, lse: Node, fill: float | None) -> tuple[Node, ...]:
-        """What is subtracted from scores, the log-sum-exp or the number that fills a row, of which the logarithm of the count is
-        lost; then what the exponent is at most, last, behind the calls that it takes."""
+        """What is subtracted from scores: the log-sum-exp, or the number that fills a row, beside which the logarithm of the
+        count is lost. Then what the exponent is at most, last, behind the calls that it takes."""
         value, count = lse.meta["val"], self.softmax.scores.meta["val"].shape[-1]
         filled = self._call(aten.lt.Scalar, lse, FILLED if fill is None else fill / 2)
         share, whole, number = (

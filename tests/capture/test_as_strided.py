@@ -54,7 +54,7 @@ def test_they_are_of_the_tensor_that_owns_the_storage(name: str) -> None:
     torch.testing.assert_close(gm(x), CASES[name](x))
 
 
-@pytest.mark.parametrize("size, stride, offset", [((3, 4), (8, 2), 0), ((3, 2), (8, 4), 2)], ids=["all", "some"])
+@pytest.mark.parametrize(("size", "stride", "offset"), [((3, 4), (8, 2), 0), ((3, 2), (8, 4), 2)], ids=["all", "some"])
 def test_of_a_copy_with_gaps_between_its_elements(size: tuple[int, ...], stride: tuple[int, ...], offset: int) -> None:
     """The copy reads an input, whose storage is another one."""
 
