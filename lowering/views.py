@@ -263,7 +263,8 @@ def as_strided(
     inside = (start - offset).bounds()[0] >= 0 and b.symbols.ensure_nonnegative([base.numel() - 1 - reach])
     if inside and dense(base.sizes, strides):
         return reindex(base, size, lambda *j: storage_index(linear(j), base.sizes, strides))
-    if base.value.op != "load" or b.graph.buffers[base.value.attr[0]].kind != "input":
+    is_input = base.value.op == "load" and b.graph.buffers[base.value.attr[0]].kind == "input"
+    if not is_input or node.op != "placeholder":  # what is a copy to other strides may be lazy, and read an input itself
         raise Refused("as_strided beyond the tensor it is applied to")
     below = b.graph.buffers[base.value.attr[0]]
     name = b.fresh(f"{below.name}_storage")

@@ -61,6 +61,8 @@ OTHERS = {
 FILLED = -(2.0**27)
 # Finite numbers from here on may stand for infinity; other scores are seldom as large.
 LARGE = 2.0**20
+# Those that a choice puts in place of scores are seldom anything else: of a row of -65504, the log-sum-exp keeps eight bits.
+CHOSEN = 2.0**15
 # One number.
 CONSTANTS = (aten.full.default, aten.full_like.default, aten.scalar_tensor.default)
 # What they multiply by is no mask.
@@ -260,10 +262,21 @@ def _may_fill(node: Node, made: set[Node]) -> bool:
     numbers = [float(one) for one in node.args if isinstance(one, int | float) and not isinstance(one, bool)]
     read = [one for one in node.all_input_nodes if one not in made and _is_floating(one)]
     filled = [number_of(one) for one in read if one.target in CONSTANTS]
-    if None in filled or any(LARGE <= abs(one) < math.inf for one in (*numbers, *filled) if one is not None):
+    least = CHOSEN if node.target is aten.where.self else LARGE
+    if None in filled or any(least <= abs(one) < math.inf for one in (*numbers, *filled) if one is not None):
         return True
     is_factor = node.target in FACTORS
     return not is_factor and any(one.target not in CONSTANTS for one in read)
+
+
+def _fill_of(scores: Node) -> float | None:
+    """The one number that choices fill scores with, where nothing else may fill them: a row of it has equal weights, and its
+    log-sum-exp is about that number. Where numbers are read and added, rows may have several of them."""
+    made = set(behind_elementwise([scores], _matrix(scores)))
+    ways = [node for node in made if _is_elementwise(node) and _may_fill(node, made)]
+    numbers = {number_of(one) for node in ways for one in node.all_input_nodes if one.target in CONSTANTS}
+    number = numbers.pop() if len(numbers) == 1 and all(calls(node, aten.where.self) for node in ways) else None
+    return number if number is not None and number <= -CHOSEN else None
 
 
 def _is_floating(node: Node) -> bool:
@@ -510,24 +523,27 @@ class _Rewrite(Calls):
     def _weights(self, lse: Node) -> Node:
         """Of scores that may be filled no weight is more than 1, however the log-sum-exp of large scores was rounded, nor more
         than its share of a row that was filled. Both are one bound of the exponent, a number of the row."""
+        scores = self.softmax.scores
         with self.graph.inserting_before(self.softmax.weights):
-            shifted = self._call(aten.sub.Tensor, self.softmax.scores, lse)
-            bounds = self._bound(lse) if _may_be_filled(self.softmax.scores) else ()
+            top, *bounds = self._bound(lse, _fill_of(scores)) if _may_be_filled(scores) else (lse,)
+            shifted = self._call(aten.sub.Tensor, scores, top)
             bounded = self._call(aten.minimum.default, shifted, bounds[-1]) if bounds else shifted
             weights = self._call(aten.exp.default, bounded)
-        for node in (shifted, *bounds, bounded, weights):
+        for node in (shifted, *bounds, *(() if top is lse else (top,)), bounded, weights):
             _recomputed(node)
         return weights
 
-    def _bound(self, lse: Node) -> tuple[Node, ...]:
-        """What the exponent is at most, last, behind the calls that it takes."""
+    def _bound(self, lse: Node, fill: float | None) -> tuple[Node, ...]:
+        """What is subtracted from scores: the log-sum-exp, or the number that fills a row, beside which the logarithm of the
+        count is lost. Then what the exponent is at most, last, behind the calls that it takes."""
         value, count = lse.meta["val"], self.softmax.scores.meta["val"].shape[-1]
-        filled = self._call(aten.lt.Scalar, lse, FILLED)
-        share, whole = (
+        filled = self._call(aten.lt.Scalar, lse, FILLED if fill is None else fill / 2)
+        share, whole, number = (
             self._call(aten.full.default, [], number, dtype=value.dtype, device=value.device)
-            for number in (-math.log(count), 0.0)
+            for number in (-math.log(count), 0.0, fill or 0.0)
         )
-        return filled, share, whole, self._call(aten.where.self, filled, share, whole)
+        top = lse if fill is None else self._call(aten.where.self, filled, number, lse)
+        return top, filled, share, whole, number, self._call(aten.where.self, filled, share, whole)
 
     def _replace_sum_of_rows(self, node: Node) -> None:
         """A sum along rows and more, as the gradient of a factor of all weights: rows are summed first, in float32."""

@@ -22,9 +22,9 @@ from kgen import errors
 from kgen.imperative import blocks
 from kgen.imperative.exits import STOP, Exits, Refuse, refuse, same_scope
 from kgen.imperative.liveness import around, needed
-from kgen.imperative.names import Aliases, assigned, loaded, only_updated, path_of, updated, written, written_parts
+from kgen.imperative.names import Aliases, assigned, loaded, only_updated, path_of, roots, updated, written, written_parts
 from kgen.imperative.numbers import with_new_numbers
-from kgen.imperative.views import innermost, replaced, stale, writes_before
+from kgen.imperative.views import innermost, paired, replaced, stale, writes_before
 
 __all__ = ["converted"]
 
@@ -362,12 +362,19 @@ class _Converter:
         names = sorted(one for target in stmt.targets for one in assigned(target) & self.stale)
         values = stmt.value.elts if isinstance(stmt.value, ast.Tuple | ast.List) else [stmt.value]
         made = stmt.value
-        for view in [innermost(one) for one in values] if names else []:
-            if view is not None:
-                where = [ast.Constant(one) for one in (self.tree.name, self.filename, stmt.lineno, names[0])]
+        for k, view in enumerate(map(innermost, values)):
+            if view is not None and (names or self._is_written_before(stmt, k)):
+                name = names[0] if names else ast.unparse(view)
+                where = [ast.Constant(one) for one in (self.tree.name, self.filename, stmt.lineno, name)]
                 call = ast.Call(_of_blocks("kept"), [*where, view.value, _index(view.slice)], [])
                 made = replaced(made, view, call)
         return made
+
+    def _is_written_before(self, stmt: ast.Assign, k: int) -> bool:
+        """Whether targets in front of the one for value `k` may write into it: `b[i], b[j] = b[j], b[i]` swaps no views."""
+        before = [(pairs[k][1], [target for target, _ in pairs[:k]]) for pairs in paired(stmt)]
+        closure = self.aliases.closure
+        return any(closure(roots(value)) & closure(written(*targets)) for value, targets in before)
 
     def _update(self, stmt: ast.AugAssign, target: ast.Subscript) -> list[ast.stmt]:
         """`b[i] += v`, with each part of it evaluated once; of `b[i][j] += v` the outer view is put back, too."""

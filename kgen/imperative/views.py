@@ -13,7 +13,7 @@ from typing import Any
 
 from kgen.imperative.names import Aliases, assigned, is_method, loaded, written, written_parts
 
-__all__ = ["innermost", "replaced", "stale", "writes_before"]
+__all__ = ["innermost", "paired", "replaced", "stale", "writes_before"]
 
 
 def _chain(node: ast.AST) -> Iterator[ast.AST]:
@@ -36,6 +36,14 @@ def innermost(node: ast.AST) -> ast.Subscript | None:
 def writes_before(written: ast.AST) -> list[ast.Call]:
     """The calls that write into a view before the last one does: `b[i].mul_(2)` of `b[i].mul_(2).add_(b[0])`."""
     return [one for one in _chain(written) if isinstance(one, ast.Call) and written_parts(one)]
+
+
+def paired(stmt: ast.stmt) -> list[list[tuple[ast.expr, ast.expr]]]:
+    """The targets of an assignment of several values, each with its own, from the left."""
+    if not isinstance(stmt, ast.Assign) or not isinstance(stmt.value, ast.Tuple | ast.List):
+        return []
+    values, targets = stmt.value.elts, [one.elts for one in stmt.targets if isinstance(one, ast.Tuple | ast.List)]
+    return [list(zip(one, values, strict=True)) for one in targets if len(one) == len(values)]
 
 
 def replaced(node: ast.expr, old: ast.expr, new: ast.expr) -> ast.expr:
@@ -88,9 +96,19 @@ def _is_read_late(
     bound = [k for k, step in enumerate(steps) if name in assigned(*step.parts)]
     read = [k for k, step in enumerate(steps) if name in loaded(*step.parts)]
     changed = [k for k, paths in writes if paths & own]
+    within = [k for k in changed if name in _loaded_late(steps[k])]
+    if any(a < w for w in within for a in bound):
+        return True
     if any(a < w < r for w in changed for r in read for a in bound if not any(w < b < r for b in bound)):
         return True
     return any(_is_around(steps, w, r, bound) for w in changed for r in read)
+
+
+def _loaded_late(step: _Step) -> frozenset[str]:
+    """Names in values that a statement assigns behind a write to something."""
+    pairs = [pairs for part in step.parts if isinstance(part, ast.stmt) for pairs in paired(part)]
+    late = [value for one in pairs for k, (_, value) in enumerate(one) if written(*(target for target, _ in one[:k]))]
+    return loaded(*late)
 
 
 def _is_around(steps: Sequence[_Step], w: int, r: int, bound: Sequence[int]) -> bool:

@@ -277,9 +277,27 @@ class _Finder:
                 yield from _in_place(search, end, self.takes)
 
 
+def _first_makers(recognised: Iterable[Recognised]) -> tuple[Recognised, ...]:
+    """The operations, of which the first one makes a second result that several could: weights of one softmax may be multiplied
+    by several matrices."""
+    made: set[str] = set()
+    found: list[Recognised] = []
+    for place in recognised:
+        own = tuple(one for one in place.shared if not made.issuperset(second.out for second in one.seconds))
+        if len(own) < len(place.shared):
+            left = {id(node) for one in place.shared if one not in own for node in one.made}
+            replaces = tuple(node for node in place.operation.replaces if id(node) not in left)
+            seconds = tuple(second for one in own for second in one.seconds)
+            place = replace(place, shared=own, operation=replace(place.operation, replaces=replaces, seconds=seconds))
+        made.update(second.out for one in own for second in one.seconds)
+        found.append(place)
+    return tuple(found)
+
+
 def applied(graph: ir.Graph, *recognised: Recognised) -> ir.Graph:
     """The graph, with buffers of its own, with operations in the place of the nodes that they stand for. Those that somebody
     else reads stay."""
+    recognised = _first_makers(recognised)
     made = {place.out: place.nodes for place in recognised}
     both = [one for place in recognised for one in place.shared]
     gone = frozenset[str]().union(*(one.gone for one in both))

@@ -52,3 +52,17 @@ def test_they_are_of_the_tensor_that_owns_the_storage(name: str) -> None:
     assert found
     assert not any(getattr(node.args[0].target, "is_view", False) for node in found)
     torch.testing.assert_close(gm(x), CASES[name](x))
+
+
+@pytest.mark.parametrize(("size", "stride", "offset"), [((3, 4), (8, 2), 0), ((3, 2), (8, 4), 2)], ids=["all", "some"])
+def test_of_a_copy_with_gaps_between_its_elements(size: tuple[int, ...], stride: tuple[int, ...], offset: int) -> None:
+    """The copy reads an input, whose storage is another one."""
+
+    def copied(x: Tensor) -> Tensor:
+        spread = torch.empty_strided((3, 4), (8, 2))
+        spread.copy_(x[:3, :4])
+        return spread.as_strided(size, stride, offset) * 2
+
+    x = torch.randn(5, 5)
+    run = torch.compile(copied, backend="kgen", fullgraph=True, options={"verify": True, "strict": True})
+    torch.testing.assert_close(run(x), copied(x), rtol=0, atol=0)

@@ -232,6 +232,36 @@ def test_a_view_at_an_index_of_a_tensor_is_refused_where_writes_matter() -> None
         assert "row is a view at an index that data decide" in refused(function, torch.ones(5, 4), torch.tensor(0))
 
 
+def test_views_that_an_assignment_writes_before_it_reads_them_are_refused() -> None:
+    """In eager the second write reads what the first one has written."""
+
+    def exchange(b, i):
+        while i < 3:
+            b[i], b[i + 1] = b[i + 1], b[i]
+            i = i + 1
+        return b
+
+    def named(b, i):
+        while i < 3:
+            row = b[i]
+            b[i], b[i + 1] = 0, row
+            i = i + 1
+        return b
+
+    def others(b, i):
+        c = b * 2
+        while i < 3:
+            b[i], b[i + 1] = c[i + 1], b[i] + 1
+            i = i + 1
+        return b
+
+    assert "b[i] is a view at an index that data decide" in refused(exchange, torch.ones(5, 4), torch.tensor(0))
+    assert "row is a view at an index that data decide" in refused(named, torch.ones(5, 4), torch.tensor(0))
+    b, i = torch.randn(5, 4), torch.tensor(0)
+    got = torch.compile(kgen.control_flow(others), backend="kgen", options={"strict": True})(b.clone(), i)
+    torch.testing.assert_close(got, others(b.clone(), i))
+
+
 def test_a_list_that_a_loop_appends_to_is_refused() -> None:
     def listed(x):
         made = []
