@@ -93,12 +93,7 @@ class Attention(KernelTemplate):
     longest: ClassVar = {"d": LONGEST, "v": LONGEST}
 
     def refuse(self, problem: Problem) -> str | None:
-        kinds = {one.dtype for one in problem.inputs.values()}
-        if not kinds <= set(TYPES):
-            return f"it multiplies {', '.join(map(str, TYPES))}"
-        if problem.device.arch < LEAST_ARCH:
-            return f"it needs compute capability {LEAST_ARCH / 10}"
-        return None
+        return refuse(problem)
 
     def configs(self, problem: Problem) -> Iterator[dict[str, Any]]:
         lengths = {f"BLOCK_{axis.upper()}": padded_length(problem.size(axis)) for axis in "dv"}
@@ -110,7 +105,7 @@ class Attention(KernelTemplate):
     def resources(self, problem: Problem, config: Config) -> Resources:
         if not suits(problem, config):
             return Resources(shared=problem.device.shared + 1)
-        return Resources(_shared(problem, config), _registers(problem, config))
+        return Resources(shared(problem, config), registers(problem, config))
 
     def facts(self, problems: Sequence[Problem], config: Config) -> Facts:
         [problem] = problems
@@ -128,6 +123,16 @@ class Attention(KernelTemplate):
 
     def uncalibrated(self, problem: Problem) -> str | None:
         return attention_estimate.unmeasured(problem, max(padded_length(problem.size(axis)) for axis in "dv"))
+
+
+def refuse(problem: Problem) -> str | None:
+    """Why numbers, or a device, are none for templates by pointers."""
+    kinds = {one.dtype for one in problem.inputs.values()}
+    if not kinds <= set(TYPES):
+        return f"it multiplies {', '.join(map(str, TYPES))}"
+    if problem.device.arch < LEAST_ARCH:
+        return f"it needs compute capability {LEAST_ARCH / 10}"
+    return None
 
 
 def _tiles(problem: Problem) -> Iterator[tuple[int, int, int, int]]:
@@ -158,7 +163,7 @@ def _width(problem: Problem, axis: str) -> int:
     return sum(length for _, length in parts_of(problem, axis))
 
 
-def _shared(problem: Problem, config: Config) -> int:
+def shared(problem: Problem, config: Config) -> int:
     """Queries, keys and values of each stage, those tiles that a score's function reads, and weights that go from one warp to
     others. Keys and values that are computed are there once more."""
     asynchronous = _is_asynchronous(problem, config)
@@ -173,7 +178,7 @@ def _shared(problem: Problem, config: Config) -> int:
     return total + area * _bytes_of_slot(problem) * stages + SCRATCH
 
 
-def _registers(problem: Problem, config: Config) -> int:
+def registers(problem: Problem, config: Config) -> int:
     """Of a thread: scores, weights, sums, and, where a GPU multiplies out of registers, queries."""
     area, kind = config.BLOCK_M * config.BLOCK_N, problem.inputs["V"].dtype.itemsize
     read = _bytes_of_slot(problem)

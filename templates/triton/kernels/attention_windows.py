@@ -1,0 +1,94 @@
+"""Attention of short rows on GPUs, such as that of windows: all rows and keys of a head are one tile, and a program makes several
+windows, of which the bias and the mask are the same. For compute capability 8.0 and newer.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+from kgen.ir import index as ix
+from kgen.ir.index import Expr
+from kgen.ir.program import MatrixSizes
+from kgen.templates import calibration
+from kgen.templates.attention_programs import ATTENTION
+from kgen.templates.base import KernelTemplate, Resources
+from kgen.templates.contract import Config, knob, operand, result, template
+from kgen.templates.problem import Problem
+from kgen.templates.triton.kernels import attention
+from kgen.templates.triton.kernels.attention import Facts, padded_length, parts_of, suits
+
+# The most rows and keys, and elements of a head.
+SHORT, LONGEST = 64, 128
+# Windows of a program, warps and stages.
+CONFIGS = ((8, 4, 2), (8, 8, 2), (16, 4, 2), (4, 4, 2), (8, 4, 1), (1, 4, 1), (1, 8, 1))
+
+
+@dataclass(frozen=True, slots=True)
+class WindowFacts(Facts):
+    """The same, and how long the first loop of the batch is, and all others together."""
+
+    turns: int = 1
+    rest: int = 1
+
+
+@template(implements=ATTENTION, device="cuda", source="attention_windows.py.jinja", name="triton_attention_windows")
+class AttentionWindows(KernelTemplate):
+    """O[b, m, v] = sum over n of softmax(scores(Q[b, m, :] K[b, n, :]))[n] V[b, n, v]."""
+
+    Q, K, V, O = operand("b", "m", "d"), operand("b", "n", "d"), operand("b", "n", "v"), result("b", "m", "v")  # noqa: E741
+    L = result("b", "m")
+    BLOCK_M, BLOCK_N = knob(64, 32, 16), knob(64, 32, 16)
+    BLOCK_D, BLOCK_V = knob(64, 16, 32, 128), knob(64, 16, 32, 128)
+    TURNS, WARPS, STAGES = knob(8, 16, 4, 2, 1), knob(4, 8), knob(2, 1, 3)
+    longest: ClassVar = {"d": LONGEST, "v": LONGEST, "m": SHORT, "n": SHORT}
+
+    def refuse(self, problem: Problem) -> str | None:
+        if not all(problem.static(axis) for axis in "bmn"):
+            return "its windows have known sizes"
+        if max(problem.size("m"), problem.size("n")) > SHORT:
+            return f"its windows have {SHORT} rows and keys or fewer"
+        return attention.refuse(problem)
+
+    def configs(self, problem: Problem) -> Iterator[dict[str, Any]]:
+        blocks = {f"BLOCK_{axis.upper()}": padded_length(problem.size(axis)) for axis in "mndv"}
+        turns, seen = _turns(problem), set[tuple[int, int, int]]()
+        for count, warps, stages in CONFIGS:
+            count = next((k for k in (16, 8, 4, 2) if k <= min(count, turns)), 1)
+            row = (count, warps, stages if count > 1 else 1)
+            if row not in seen:
+                seen.add(row)
+                yield {**blocks, "TURNS": count, "WARPS": warps, "STAGES": row[2]}
+
+    def resources(self, problem: Problem, config: Config) -> Resources:
+        fits = all(padded_length(problem.size(axis)) == config.get(f"BLOCK_{axis.upper()}") for axis in "mn")
+        if not fits or not suits(problem, config):
+            return Resources(shared=problem.device.shared + 1)
+        return Resources(attention.shared(problem, config), attention.registers(problem, config))
+
+    def grid(self, problem: Problem, config: Config) -> Expr:
+        turns = _turns(problem)
+        return problem.extent("b") // turns * ix.constant(math.ceil(turns / config.TURNS))
+
+    def facts(self, problems: Sequence[Problem], config: Config) -> WindowFacts:
+        [problem] = problems
+        turns = _turns(problem)
+        rest = problem.size("b") // turns
+        return WindowFacts(parts_of(problem, "d"), parts_of(problem, "v"), problem.middles["scores"].factor, turns, rest)
+
+    def seconds(self, problem: Problem, config: Config) -> float:
+        return 1e-6
+
+    def is_measured(self, sizes: MatrixSizes, arch: int) -> bool:
+        return False
+
+    def uncalibrated(self, problem: Problem) -> str | None:
+        return calibration.of_half_on_hopper(problem) or "no GPU has measured it"
+
+
+def _turns(problem: Problem) -> int:
+    """The length of the first loop of the batch."""
+    loops = problem.loops["b"]
+    return problem.sizes.of(loops[0].extent) if loops else 1
