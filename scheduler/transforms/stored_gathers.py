@@ -56,9 +56,9 @@ def _apart(graph: ir.Graph, node: ir.Pointwise, derived: set[str]) -> tuple[list
         sizes = tuple(v.extent for v in loops)
         device = graph.buffers[node.out].device
         name = ir.derived(graph, ir.Derived(node.out, _GATHERED, k))
-        graph.buffers[name] = ir.Buffer(name, part.dtype, device, sizes, ix.contiguous_strides(sizes))
+        graph.buffers[name] = ir.Buffer(name, _stored(part), device, sizes, ix.contiguous_strides(sizes))
         made.append(ir.Pointwise(name, loops, part, node.origin))
-        mapping[part] = vs.load(name, tuple(v.expr() for v in loops), part.dtype)
+        mapping[part] = vs.load(name, tuple(v.expr() for v in loops), _stored(part))
     if not mapping:
         return [], node
 
@@ -80,12 +80,12 @@ def _parts(node: ir.Pointwise, derived: set[str]) -> list[Value]:
         read = {load.attr[0] for load in vs.loads([one])} if one.op == "load" else set[str]()
         few[one] = all(known) and derived.isdisjoint(read) and _count(loops) * MANY <= points
     parts = dict.fromkeys(arg for one in few for arg in one.args if few[arg] and not few[one])
-    return [_as_loaded(part) for part in parts if _gathers(part)]
+    return [part for part in parts if _gathers(part)]
 
 
-def _as_loaded(value: Value) -> Value:
-    """What is loaded, where a value is that in another type."""
-    return value.args[0] if value.op == "cast" and value.args[0].op == "load" else value
+def _stored(value: Value) -> torch.dtype:
+    """The type of what is loaded, if a value is that; it is wider in a kernel."""
+    return value.attr[2] if value.op == "load" else value.dtype
 
 
 def _gathers(value: Value) -> bool:

@@ -311,7 +311,7 @@ class Slots:
         emitter = self.emitter(middle.axes, indices, self.problem.loops, {})
         emitter.suffix, emitter.behind = f"_{stem}", True
         for k, part in enumerate(self._fixed(middle)):
-            emitter.outer.lines.append(f"{stem}{k} = ({emitter._tile(part)}).to({TRITON_TYPES[part.dtype].storage})")
+            emitter.outer.lines.append(f"{stem}{k} = ({emitter._tile(part)}).to({TRITON_TYPES[_stored(part)].storage})")
         return emitter.finish()
 
     def _fixed(self, middle: Middle) -> tuple[Value, ...]:
@@ -324,7 +324,7 @@ class Slots:
             same[one] = one.op != "step" and moving.isdisjoint(one.variables()) and all(same[arg] for arg in one.args)
         parts = dict.fromkeys(arg for one in same for arg in one.args if same[arg] and not same[one])
         tiles = (p for p in parts if vs.loads([p]) and not any(side.isdisjoint(p.variables()) for side in sides))
-        return tuple(dict.fromkeys(_as_stored(p) for p in tiles))
+        return tuple(tiles)
 
     def edges(self, tiles: RunsOf, stem: str, row: str, like: str = "") -> list[str]:
         """Statements that say between which indices each of the `runs` is, for a tile of rows from `row` on. With indices of a
@@ -568,10 +568,9 @@ def _side_by_side(names: Sequence[str]) -> str:
     return f"tl.join({_side_by_side(names[::2])}, {_side_by_side(names[1::2])})"
 
 
-def _as_stored(value: Value) -> Value:
-    """What is loaded, where a value is that in a wider type."""
-    narrow = value.op == "cast" and value.args[0].op == "load" and value.dtype.is_floating_point
-    return value.args[0] if narrow and value.args[0].dtype.itemsize < value.dtype.itemsize else value
+def _stored(value: Value) -> torch.dtype:
+    """The type of what is loaded, if a value is that; it is wider in a kernel."""
+    return value.attr[2] if value.op == "load" else value.dtype
 
 
 def _with_fixed(emitter: TileEmitter, function: Value, parts: Sequence[Value], stem: str) -> Value:
