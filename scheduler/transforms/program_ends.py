@@ -34,8 +34,8 @@ SPLIT = (torch.float32, torch.float16, torch.bfloat16)
 MOST_SUMS = 2
 # Entries of a table that each part has a sum for, and rows of a part.
 MOST_ENTRIES, ROWS_OF_PART = 256, (256, 128, 64, 32)
-# Elements of a sum over many batches that are few: their tiles leave most of a GPU idle, so batches come in parts, of which all sums
-# together are no more than so many; and adding them to a table takes no time.
+# Elements of a sum over many batches that are few: their tiles leave most of a GPU idle, so batches come in parts, of which all
+# sums together are no more than so many; and adding them to a table takes no time.
 FEW_SUMS, SUMS_OF_PARTS, MANY_BATCHES = 1 << 19, 1 << 21, 16
 
 

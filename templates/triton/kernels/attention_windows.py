@@ -1,5 +1,5 @@
-"""Attention of short rows on GPUs, such as that of windows: all rows and keys of a head are one tile, and a program makes several
-windows, of which the bias and the mask are the same. For compute capability 8.0 and newer.
+"""Attention of short rows on GPUs, such as that of windows: all rows and keys of a head are one tile, and a program makes
+several windows, of which the bias and the mask are the same. For compute capability 8.0 and newer.
 """
 
 from __future__ import annotations

@@ -10,11 +10,10 @@ from torch import Tensor
 from kgen.ir import index as ix
 from kgen.ir import nodes as ir
 from kgen.ir import values as vs
-from kgen.ir.plan import Kernel
+from kgen.reference.evaluate import evaluate_graph
 from kgen.scheduler import Options
 from kgen.scheduler.transforms import stored_gathers
 from kgen.scheduler.transforms.stored_gathers import StoredGathers
-from kgen.reference.evaluate import evaluate_graph
 from tests.op_case import lowered
 
 WINDOWS = 64

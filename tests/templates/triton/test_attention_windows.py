@@ -43,7 +43,9 @@ def cosine(x: Tensor, table: Tensor, index: Tensor, mask: Tensor) -> Tensor:
     """As in the second version of these networks."""
     count, rows, _ = x.shape
     q, k, v = x.reshape(count, rows, 3, HEADS, HEAD).permute(2, 0, 3, 1, 4).unbind(0)
-    scores = F.normalize(q, dim=-1) @ F.normalize(k, dim=-1).transpose(-2, -1) * torch.clamp(table[0, :, None, None], max=4).exp()
+    scores = (
+        F.normalize(q, dim=-1) @ F.normalize(k, dim=-1).transpose(-2, -1) * torch.clamp(table[0, :, None, None], max=4).exp()
+    )
     scores = scores + 16 * torch.sigmoid(table[index.view(-1)].view(rows, rows, -1).permute(2, 0, 1))
     scores = scores.view(count // len(mask), len(mask), HEADS, rows, rows) + mask[None, :, None]
     return (scores.view(-1, HEADS, rows, rows).softmax(-1) @ v).transpose(1, 2).reshape(count, rows, -1)
@@ -61,8 +63,8 @@ def short(dtype: torch.dtype = f32) -> list[Tensor]:
 
 PATTERNS: dict[str, tuple[Function, Callable[..., list[Tensor]]]] = {
     "windows": (windows, of_windows), "cosine": (cosine, of_windows),
-    "plain": (scored(lambda s: s), lambda dtype: short(dtype)), "causal": (scored(causal), lambda dtype: short(dtype)),
-    "library": (F.scaled_dot_product_attention, lambda dtype: short(dtype)),
+    "plain": (scored(lambda s: s), short), "causal": (scored(causal), short),
+    "library": (F.scaled_dot_product_attention, short),
     "of each image": (scored(lambda s, m: s + m), lambda dtype: [*short(dtype), r(5, 2, 20, 40)]),
 }  # fmt: skip
 
