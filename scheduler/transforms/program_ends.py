@@ -260,7 +260,7 @@ def _tables(graph: ir.Graph, reader: Reader, node: ir.Scatter) -> Iterator[End]:
     if node.mask is not None:
         position = vs.where(node.mask, position, vs.const(-1, position.dtype))
     if len(elements.rvars) > len(loops) and _is_few(elements, position):
-        return  # the sum over batches is made first, and added to the table
+        return  # its elements go to the table
     elements, position = _unflattened(reader, elements, position)
     for rows, columns in permutations(sorted(elements.rvars, key=lambda v: -(v.extent.as_int() or 0)), 2):
         table = _Table(graph, node, place, _is_of_zeros(graph, reader, node))

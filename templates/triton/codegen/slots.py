@@ -318,12 +318,12 @@ class Slots:
         """The largest such parts that read memory for each element of a tile. Every other one has to be computed anyway."""
         function = middle.function(scaled=False)
         moving = frozenset(self.problem.loops[middle.axes[0]][:1])
-        sides = [frozenset(self.problem.loops[axis]) for axis in middle.axes[-2:]]
+        both = [frozenset(self.problem.loops[axis]) for axis in middle.axes[-2:]]
         same: dict[Value, bool] = {}
         for one in vs.topological([function], through_indices=False):
             same[one] = one.op != "step" and moving.isdisjoint(one.variables()) and all(same[arg] for arg in one.args)
         parts = dict.fromkeys(arg for one in same for arg in one.args if same[arg] and not same[one])
-        tiles = (p for p in parts if vs.loads([p]) and not any(side.isdisjoint(p.variables()) for side in sides))
+        tiles = (p for p in parts if vs.loads([p]) and not any(one.isdisjoint(p.variables()) for one in both))
         return tuple(tiles)
 
     def edges(self, tiles: RunsOf, stem: str, row: str, like: str = "") -> list[str]:

@@ -30,7 +30,7 @@ CONFIGS = ((8, 4, 2), (8, 8, 2), (16, 4, 2), (4, 4, 2), (8, 4, 1), (1, 4, 1), (1
 class WindowFacts(Facts):
     """The same, and how long the first loop of the batch is, and all others together."""
 
-    turns: int = 1
+    first: int = 1
     rest: int = 1
 
 
@@ -42,7 +42,7 @@ class AttentionWindows(KernelTemplate):
     L = result("b", "m")
     BLOCK_M, BLOCK_N = knob(64, 32, 16), knob(64, 32, 16)
     BLOCK_D, BLOCK_V = knob(64, 16, 32, 128), knob(64, 16, 32, 128)
-    TURNS, WARPS, STAGES = knob(8, 16, 4, 2, 1), knob(4, 8), knob(2, 1, 3)
+    WINDOWS, WARPS, STAGES = knob(8, 16, 4, 2, 1), knob(4, 8), knob(2, 1, 3)
     longest: ClassVar = {"d": LONGEST, "v": LONGEST, "m": SHORT, "n": SHORT}
 
     def refuse(self, problem: Problem) -> str | None:
@@ -54,13 +54,13 @@ class AttentionWindows(KernelTemplate):
 
     def configs(self, problem: Problem) -> Iterator[dict[str, Any]]:
         blocks = {f"BLOCK_{axis.upper()}": padded_length(problem.size(axis)) for axis in "mndv"}
-        turns, seen = _turns(problem), set[tuple[int, int, int]]()
+        first, seen = _first(problem), set[tuple[int, int, int]]()
         for count, warps, stages in CONFIGS:
-            count = next((k for k in (16, 8, 4, 2) if k <= min(count, turns)), 1)
+            count = next((k for k in (16, 8, 4, 2) if k <= min(count, first)), 1)
             row = (count, warps, stages if count > 1 else 1)
             if row not in seen:
                 seen.add(row)
-                yield {**blocks, "TURNS": count, "WARPS": warps, "STAGES": row[2]}
+                yield {**blocks, "WINDOWS": count, "WARPS": warps, "STAGES": row[2]}
 
     def resources(self, problem: Problem, config: Config) -> Resources:
         fits = all(padded_length(problem.size(axis)) == config.get(f"BLOCK_{axis.upper()}") for axis in "mn")
@@ -69,14 +69,14 @@ class AttentionWindows(KernelTemplate):
         return Resources(attention.shared(problem, config), attention.registers(problem, config))
 
     def grid(self, problem: Problem, config: Config) -> Expr:
-        turns = _turns(problem)
-        return problem.extent("b") // turns * ix.constant(math.ceil(turns / config.TURNS))
+        first = _first(problem)
+        return problem.extent("b") // first * ix.constant(math.ceil(first / config.WINDOWS))
 
     def facts(self, problems: Sequence[Problem], config: Config) -> WindowFacts:
         [problem] = problems
-        turns = _turns(problem)
-        rest = problem.size("b") // turns
-        return WindowFacts(parts_of(problem, "d"), parts_of(problem, "v"), problem.middles["scores"].factor, turns, rest)
+        first = _first(problem)
+        rest = problem.size("b") // first
+        return WindowFacts(parts_of(problem, "d"), parts_of(problem, "v"), problem.middles["scores"].factor, first, rest)
 
     def seconds(self, problem: Problem, config: Config) -> float:
         return 1e-6
@@ -88,7 +88,7 @@ class AttentionWindows(KernelTemplate):
         return calibration.of_half_on_hopper(problem) or "no GPU has measured it"
 
 
-def _turns(problem: Problem) -> int:
+def _first(problem: Problem) -> int:
     """The length of the first loop of the batch."""
     loops = problem.loops["b"]
     return problem.sizes.of(loops[0].extent) if loops else 1
