@@ -98,4 +98,4 @@ class AttentionWindows(KernelTemplate):
 def _first(problem: Problem) -> int:
     """The length of the first loop of the batch."""
     loops = problem.loops["b"]
-    return problem.sizes.of(loops[0].extent) if loops else 1
+    return max(1, problem.sizes.of(loops[0].extent)) if loops else 1
