@@ -34,6 +34,7 @@ BUILT_IN = (
     "kgen.templates.triton.kernels.matmul_full_row",
     "kgen.templates.triton.kernels.matmul_sliced_k",
     "kgen.templates.triton.kernels.attention",
+    "kgen.templates.triton.kernels.attention_windows",
     "kgen.templates.triton.kernels.attention_backward",
     "kgen.templates.triton.kernels.attention_warp_specialized",
     "kgen.templates.triton.kernels.attention_backward_warp_specialized",

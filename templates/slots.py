@@ -268,6 +268,12 @@ class StepSlot(Named):
     def apply(self, name: str, *indices: Index, **how: Any) -> str:
         return "\n".join(self.filler.apply(self.name, name, indices, filled=self.filled, **how))
 
+    def fixed(self, stem: str, *indices: Index) -> str:
+        """In Triton, statements that make what the function needs of no contraction, as tiles whose names begin with `stem`, if
+        it is the same for all indices of the batch's first loop. With the index of a batch in which that one is 0, they may
+        stand in front of a loop over these, in which ``apply(..., fixed=stem)`` takes the tiles."""
+        return "\n".join(self.filler.fixed(self.name, stem, indices))
+
     def begin(self, first: str, count: str) -> str:
         """The text of the first column that the mask may keep in any of `count` rows, at least one, from the row `first` on."""
         return self._begin(self._reach(first, count).may, (first, count))
@@ -424,6 +430,10 @@ class Filler(Protocol):
     @property
     def apply(self) -> Callable[..., Lines]:
         """Of a step of a program, its tile's name and indices."""
+
+    @property
+    def fixed(self) -> Callable[..., Lines]:
+        """Of a step of a program, the stem of tiles' names, and indices."""
 
     @property
     def edges(self) -> Callable[..., Lines]:

@@ -27,13 +27,16 @@ from kgen.ir.program import Contract, Elementwise, Program
 from kgen.ir.values import Value
 from kgen.scheduler.transforms.graph_reader import Reader
 
-ROW, ENTRY = "row", "entry"
+ROW, ENTRY, PART = "row", "entry", "part"
 # Types of sums of which the loops may be split: the parts are in float32.
 SPLIT = (torch.float32, torch.float16, torch.bfloat16)
 # Sums between a sum and what they add up that are looked through.
 MOST_SUMS = 2
 # Entries of a table that each part has a sum for, and rows of a part.
 MOST_ENTRIES, ROWS_OF_PART = 256, (256, 128, 64, 32)
+# Elements of a sum over many batches that are few: their tiles leave most of a GPU idle, so batches come in parts, of which all
+# sums together are no more than so many; and adding them to a table takes no time.
+FEW_SUMS, SUMS_OF_PARTS, MANY_BATCHES = 1 << 19, 1 << 21, 16
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,6 +126,8 @@ def _sums(graph: ir.Graph, reader: Reader, node: ir.Reduction, whole: bool) -> I
     if not _reads_contractions(reader, node.value):
         return
     one = vs.const(1, node.value.dtype)
+    if whole:
+        yield from _sum_in_parts(graph, node)
     yield End(_contraction(node, node.value, one), node, node.outs[0])
     if len(node.rvars) > 1 and graph.buffers[node.outs[0]].dtype in SPLIT and not whole:
         for loop in sorted(node.rvars, key=lambda v: v.extent.as_int() or 0, reverse=True):
@@ -142,6 +147,38 @@ def _split(graph: ir.Graph, node: ir.Reduction, loop: Var) -> End:
     first = ir.Reduction((buffer.name,), loops, (loop,), "sum", node.value, node.origin)
     rest = ir.Reduction((out,), node.vars, others, "sum", vs.cast(_load(buffer, loops), node.value.dtype), node.origin)
     return End(_contraction(first, node.value, vs.const(1, node.value.dtype)), first, out, SplitSum((rest,), (buffer,)))
+
+
+def _sum_in_parts(graph: ir.Graph, node: ir.Reduction) -> Iterator[End]:
+    """A sum of few elements over many as sums of parts, with a node that adds up these."""
+    [out] = node.outs
+    few = ix.product(v.extent for v in node.vars).as_int()
+    if few is None or not 0 < few <= FEW_SUMS or graph.buffers[out].dtype not in SPLIT:
+        return
+    loop = max(node.rvars, key=lambda v: v.extent.as_int() or 0)
+    count = loop.extent.as_int()
+    if count is None or count < MANY_BATCHES:
+        return
+    parts = next((k for k in _powers(SUMS_OF_PARTS // few) if count % k == 0 and k < count), None)
+    if parts is None:
+        return
+    part, own = ix.var(f"{loop.name}_part", ix.constant(parts)), ix.var(f"{loop.name}_own", ix.constant(count // parts))
+    mapping: dict[Atom, Expr] = {loop: part.expr() * (count // parts) + own.expr()}
+    value = vs.substitute(node.value, mapping)
+    loops = (part, *node.vars)
+    rvars = tuple(own if v is loop else v for v in node.rvars)
+    buffer = _buffer(graph, ir.Derived(out, f"{PART}_{loop.name}"), loops)
+    first = ir.Reduction((buffer.name,), loops, rvars, "sum", value, node.origin)
+    rest = ir.Reduction((out,), node.vars, (part,), "sum", vs.cast(_load(buffer, loops), value.dtype), node.origin)
+    yield End(_contraction(first, value, vs.const(1, value.dtype)), first, out, SplitSum((rest,), (buffer,)))
+
+
+def _powers(most: int) -> Iterator[int]:
+    """Powers of two from the largest that is no more than `most` down to 2."""
+    power = 1 << max(0, most.bit_length() - 1)
+    while power > 1:
+        yield power
+        power //= 2
 
 
 def _buffer(graph: ir.Graph, what: ir.Derived, loops: Sequence[Var]) -> ir.Buffer:
@@ -222,10 +259,20 @@ def _tables(graph: ir.Graph, reader: Reader, node: ir.Scatter) -> Iterator[End]:
     position = vs.asserted(indirect.value, vs.index_inside(indirect.value, indirect.size), "index")
     if node.mask is not None:
         position = vs.where(node.mask, position, vs.const(-1, position.dtype))
+    if len(elements.rvars) > len(loops) and _is_few(elements, position):
+        return  # its elements go to the table
     elements, position = _unflattened(reader, elements, position)
     for rows, columns in permutations(sorted(elements.rvars, key=lambda v: -(v.extent.as_int() or 0)), 2):
         table = _Table(graph, node, place, _is_of_zeros(graph, reader, node))
         yield table.end(elements, position, (rows, columns))
+
+
+def _is_few(elements: ir.Reduction, position: Value) -> bool:
+    """Whether a sum over the loops that say nothing of an entry, which are many, has few elements."""
+    own = {a for one in vs.topological([position]) for e in vs.index_exprs(one) for a in ix.free_atoms(e)}
+    few = ix.product(v.extent for v in (*elements.vars, *elements.rvars) if v in own or v in elements.vars).as_int()
+    many = ix.product(v.extent for v in elements.rvars if v not in own).as_int()
+    return few is not None and many is not None and few <= FEW_SUMS and many >= MANY_BATCHES
 
 
 def _is_table(graph: ir.Graph, node: ir.Scatter) -> bool:

@@ -23,11 +23,13 @@ from kgen.scheduler.transforms.split_k import SplitK
 from kgen.scheduler.transforms.split_reduction import SplitReduction
 from kgen.scheduler.transforms.split_scan import SplitScan
 from kgen.scheduler.transforms.split_softmax import SplitSoftmax
+from kgen.scheduler.transforms.stored_gathers import StoredGathers
 from kgen.scheduler.transforms.template_kernels import Offer, Prologues, Selection
 from kgen.scheduler.transforms.tile_partials import TilePartials
 from kgen.scheduler.transforms.tuning_queries import GroupedMatmuls, Measurements
 
 TRANSFORMS: tuple[Transform, ...] = (
+    StoredGathers(),
     Recognition(),
     Offer(),
     ConcatSplit(),

@@ -23,7 +23,7 @@ from kgen.templates.cpp.codegen.table import CPP_TYPES
 from kgen.templates.cpp.codegen.tile_loops import tile_loops_of
 from kgen.templates.problem import Input, Problem, bare_number
 from kgen.templates.render import clean
-from kgen.templates.slots import Lazy, OperandSlot, ResultSlot, RunsOf, StepSlot
+from kgen.templates.slots import Index, Lazy, OperandSlot, ResultSlot, RunsOf, StepSlot
 
 # Names of what a function that computes a block of an operand has, and of the loops over a rectangle of results.
 FILLING, WALKING = (
@@ -428,6 +428,9 @@ class Slots:
 
     def number(self, number: float) -> str:
         return repr(number)
+
+    def fixed(self, step: str, stem: str, indices: Sequence[Index]) -> list[str]:
+        raise ValueError(f"{self.problem.template.name}: in C++ {step} has no tiles in front of a loop")
 
     def edges(self, tiles: RunsOf, stem: str, row: str) -> list[str]:
         raise ValueError(f"{self.problem.template.name}: in C++ tiles of {tiles.step} are between `begin` and `end`")

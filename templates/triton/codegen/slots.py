@@ -86,12 +86,14 @@ EVERYWHERE = Within()
 @dataclass(frozen=True, slots=True)
 class Shown:
     """What the next step sees of a step: without its last factor where not `scaled`, without its mask where not `masked`, also
-    of a finite number where the step is `filled`, and without roundings to the type of the operand `into`, if there is one."""
+    of a finite number where the step is `filled`, and without roundings to the type of the operand `into`, if there is one.
+    Tiles whose names begin with `fixed` were made in front of a loop."""
 
     scaled: bool = True
     masked: bool = True
     into: str = ""
     filled: bool = False
+    fixed: str = ""
 
 
 @dataclass(slots=True)
@@ -295,12 +297,37 @@ class Slots:
         name, *_ = names = text.split()
         emitter.locals |= {one: (tile, emitter.level) for one, tile in zip(middle.steps, names, strict=True)}
         kind = self.problem.inputs[shown.into].dtype if shown.into else None
-        value = emitter._tile(in_powers_of_two(middle.function(shown.scaled, shown.masked, kind, shown.filled), emitter.exact))
+        function = middle.function(shown.scaled, shown.masked, kind, shown.filled)
+        if shown.fixed:
+            function = _with_fixed(emitter, function, self._fixed(middle), shown.fixed)
+        value = emitter._tile(in_powers_of_two(function, emitter.exact))
         along, past = (middle.summed, "0.0") if middle.normalised is None else (middle.normalised, "float('-inf')")
         if along in emitter.masked():
             value = f"tl.where({emitter.inside(along)}, {value}, {past})"
         emitter.outer.lines += [f"{name} = {value}"] if value != name else []
         return emitter.finish()
+
+    def fixed(self, step: str, stem: str, indices: Sequence[Index]) -> list[str]:
+        """Makes tiles of those parts of a step's function that are the same for all indices of the batch's first loop, in the
+        type in which they are stored."""
+        middle = self.problem.middles[step]
+        emitter = self.emitter(middle.axes, indices, self.problem.loops, {})
+        emitter.suffix, emitter.behind = f"_{stem}", True
+        for k, part in enumerate(self._fixed(middle)):
+            emitter.outer.lines.append(f"{stem}{k} = ({emitter._tile(part)}).to({TRITON_TYPES[_stored(part)].storage})")
+        return emitter.finish()
+
+    def _fixed(self, middle: Middle) -> tuple[Value, ...]:
+        """The largest such parts that read memory for each element of a tile. Every other one has to be computed anyway."""
+        function = middle.function(scaled=False)
+        moving = frozenset(self.problem.loops[middle.axes[0]][:1])
+        both = [frozenset(self.problem.loops[axis]) for axis in middle.axes[-2:]]
+        same: dict[Value, bool] = {}
+        for one in vs.topological([function], through_indices=False):
+            same[one] = one.op != "step" and moving.isdisjoint(one.variables()) and all(same[arg] for arg in one.args)
+        parts = dict.fromkeys(arg for one in same for arg in one.args if same[arg] and not same[one])
+        tiles = (p for p in parts if vs.loads([p]) and not any(one.isdisjoint(p.variables()) for one in both))
+        return tuple(tiles)
 
     def edges(self, tiles: RunsOf, stem: str, row: str, like: str = "") -> list[str]:
         """Statements that say between which indices each of the `runs` is, for a tile of rows from `row` on. With indices of a
@@ -542,6 +569,24 @@ def _side_by_side(names: Sequence[str]) -> str:
     if len(names) == 1:
         return names[0]
     return f"tl.join({_side_by_side(names[::2])}, {_side_by_side(names[1::2])})"
+
+
+def _stored(value: Value) -> torch.dtype:
+    """The type of what is loaded, if a value is that; it is wider in a kernel."""
+    return value.attr[2] if value.op == "load" else value.dtype
+
+
+def _with_fixed(emitter: TileEmitter, function: Value, parts: Sequence[Value], stem: str) -> Value:
+    """A function with tiles in the place of parts of it."""
+    mapping: dict[Value, Value] = {}
+    for k, part in enumerate(parts):
+        mapping[part] = vs.step_result(f"{stem}{k}", part.dtype)
+        emitter.locals[f"{stem}{k}"] = (f"{stem}{k}.to({TRITON_TYPES[part.dtype].compute})", emitter.level)
+
+    def visit(old: Value, args: tuple[Value, ...], _: object) -> Value:
+        return mapping.get(old) or (old if args == old.args else vs.rebuild(old, args, old.attr))
+
+    return vs.rewrite([function], visit)[function]
 
 
 def _computed(emitter: TileEmitter, value: Value, dtype: torch.dtype) -> str:

@@ -61,6 +61,9 @@ BY_KEYS, ONE_STAGE, LARGE, OF_LARGE = {32: 1.12, 64: 0.97, 128: 1.15}, 1.15, 128
 # And by the slot's operations for a score, of which several programs hide more than counted, but no more than to this share of
 # the time (softcap with ALiBi: .73).
 SLOT, LEAST_OF_SLOT = 130, 0.73
+# Padded heads that were measured. Of 32 the estimate is too high: 1,024 keys of 512 heads took .67 of it (H200, 2026-11-29:
+# 234 us, where Inductor's matmuls and softmax take 1,317).
+MEASURED = (32, *attention_estimate.MEASURED)
 # Rows of a tile that a warp of the matrix units has, and rows from which a Hopper GPU multiplies out of shared memory.
 ROWS_OF_WARP, ASYNCHRONOUS = 16, 64
 # Bytes of shared memory through which warps join what they have of a row.
@@ -93,12 +96,7 @@ class Attention(KernelTemplate):
     longest: ClassVar = {"d": LONGEST, "v": LONGEST}
 
     def refuse(self, problem: Problem) -> str | None:
-        kinds = {one.dtype for one in problem.inputs.values()}
-        if not kinds <= set(TYPES):
-            return f"it multiplies {', '.join(map(str, TYPES))}"
-        if problem.device.arch < LEAST_ARCH:
-            return f"it needs compute capability {LEAST_ARCH / 10}"
-        return None
+        return refuse(problem)
 
     def configs(self, problem: Problem) -> Iterator[dict[str, Any]]:
         lengths = {f"BLOCK_{axis.upper()}": padded_length(problem.size(axis)) for axis in "dv"}
@@ -110,7 +108,7 @@ class Attention(KernelTemplate):
     def resources(self, problem: Problem, config: Config) -> Resources:
         if not suits(problem, config):
             return Resources(shared=problem.device.shared + 1)
-        return Resources(_shared(problem, config), _registers(problem, config))
+        return Resources(shared(problem, config), registers(problem, config))
 
     def facts(self, problems: Sequence[Problem], config: Config) -> Facts:
         [problem] = problems
@@ -124,10 +122,20 @@ class Attention(KernelTemplate):
         return longer * attention_estimate.seconds(problem, config, self.resources(problem, config), widths, filled=True)
 
     def is_measured(self, sizes: MatrixSizes, arch: int) -> bool:
-        return attention_estimate.is_measured(sizes, arch)
+        return attention_estimate.is_measured(sizes, arch, MEASURED)
 
     def uncalibrated(self, problem: Problem) -> str | None:
-        return attention_estimate.unmeasured(problem, max(padded_length(problem.size(axis)) for axis in "dv"))
+        return attention_estimate.unmeasured(problem, max(padded_length(problem.size(axis)) for axis in "dv"), MEASURED)
+
+
+def refuse(problem: Problem) -> str | None:
+    """Why numbers, or a device, are none for templates by pointers."""
+    kinds = {one.dtype for one in problem.inputs.values()}
+    if not kinds <= set(TYPES):
+        return f"it multiplies {', '.join(map(str, TYPES))}"
+    if problem.device.arch < LEAST_ARCH:
+        return f"it needs compute capability {LEAST_ARCH / 10}"
+    return None
 
 
 def _tiles(problem: Problem) -> Iterator[tuple[int, int, int, int]]:
@@ -158,7 +166,7 @@ def _width(problem: Problem, axis: str) -> int:
     return sum(length for _, length in parts_of(problem, axis))
 
 
-def _shared(problem: Problem, config: Config) -> int:
+def shared(problem: Problem, config: Config) -> int:
     """Queries, keys and values of each stage, those tiles that a score's function reads, and weights that go from one warp to
     others. Keys and values that are computed are there once more."""
     asynchronous = _is_asynchronous(problem, config)
@@ -173,7 +181,7 @@ def _shared(problem: Problem, config: Config) -> int:
     return total + area * _bytes_of_slot(problem) * stages + SCRATCH
 
 
-def _registers(problem: Problem, config: Config) -> int:
+def registers(problem: Problem, config: Config) -> int:
     """Of a thread: scores, weights, sums, and, where a GPU multiplies out of registers, queries."""
     area, kind = config.BLOCK_M * config.BLOCK_N, problem.inputs["V"].dtype.itemsize
     read = _bytes_of_slot(problem)

@@ -58,10 +58,10 @@ def unmeasured(problem: Problem, head: int, measured: tuple[int, ...] = MEASURED
     return None
 
 
-def is_measured(sizes: MatrixSizes, arch: int) -> bool:
+def is_measured(sizes: MatrixSizes, arch: int, measured: tuple[int, ...] = MEASURED) -> bool:
     """The same of a program that is no problem yet, with operands in memory."""
     numbers = calibration.is_half_on_hopper(sizes.dtype, arch)
-    return numbers and sizes.others <= set(MEASURED) and min(sizes.rows, sizes.columns) >= FEWEST
+    return numbers and sizes.others <= set(measured) and min(sizes.rows, sizes.columns) >= FEWEST
 
 
 def _streams(problem: Problem) -> bool:

@@ -280,6 +280,26 @@ def test_sums_are_programs_without_other_gradients_as_well(name: str) -> None:
     assert again.operation.operator == operator
 
 
+def windows_table(*args: Tensor) -> tuple[Tensor, ...]:
+    """The bias of windows, which are the batches: few elements, and an entry of a table for each."""
+    ds, dq = scores_gradient(*args)
+    entry = (torch.arange(ds.shape[-1]) - torch.arange(ds.shape[-2])[:, None]) % 7
+    return dq, torch.ops.aten.embedding_dense_backward(ds.sum(0).permute(1, 2, 0), entry, 7, -1, False)
+
+
+@pytest.mark.parametrize("function", [of_batches, windows_table])
+def test_a_sum_of_few_elements_over_many_batches_is_made_of_parts(function: Callable[..., tuple[Tensor, ...]]) -> None:
+    """Whatever is made of it, such as a table: that has a sum for each entry of each batch otherwise."""
+    args = [r(48, 2, 9, 4), r(48, 2, 7, 4), r(48, 2, 7, 5), r(48, 2, 9, 5), r(48, 2, 9), r(48, 2, 9)]
+    graph = lowered(function, args)
+    found = recognised(graph, [*PROGRAMS, *SUMMING])
+    nodes = assert_same(graph, found, args, function)
+    made = [node.operator for node in nodes if isinstance(node, ir.Operation)]
+    assert sorted(made) == sorted([GRADIENT.operator, OVER_BATCHES.operator])
+    [split] = [one.split for one in found if one.split is not None]
+    assert split.buffers[0].sizes[0].as_int() == 16
+
+
 def test_a_table_of_many_entries_has_no_sum_for_each() -> None:
     def function(*args: Tensor) -> tuple[Tensor, ...]:
         ds, dq = scores_gradient(*args)
