@@ -38,7 +38,7 @@ from torch import Tensor
 from bench.gpu_timing import relative_error, seconds
 from bench.measure import geomean, synchronize
 from bench.measurements import write
-from bench.untuned import eighth, fifth, fourth, language, patterns, science, second, seventh, sixth, third, vision
+from bench.untuned import eighth, fifth, fourth, language, ninth, patterns, science, second, seventh, sixth, third, vision
 from bench.untuned.block import Block, cast
 from bench.untuned.cpu_models import CPU_MODELS
 from bench.untuned.models import GPU_MODELS
@@ -53,6 +53,7 @@ LISTS: dict[str, tuple[Block, ...]] = {
     "sixth": sixth.BLOCKS,
     "seventh": seventh.BLOCKS,
     "eighth": eighth.BLOCKS,
+    "ninth": ninth.BLOCKS,
 }
 BLOCKS = tuple(block for blocks in LISTS.values() for block in blocks)
 Call = Callable[[], Any]

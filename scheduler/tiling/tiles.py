@@ -76,6 +76,9 @@ HEAVY_STEP, SHORTEST_STEP, WORTH_WALKING, ROWS_OF_STEPS = 2048, 512, 4, 8
 # Rows and columns of a tile that share what belongs to columns; and bytes of lines that the L1 cache serves in the time of one
 # from memory.
 COLUMN_ROWS, COLUMNS_OF_A_TILE, LINES_OF_A_BYTE = 32, 128, 6
+# Rows and points of a step where much is moved along rows, and much across them: full sectors of both. How many bytes are much,
+# and how many times as many those of the one may be.
+CROSSED_ROWS, CROSSED_STEP, CROSSED_BYTES, MOST_CROSSED = 32, 64, 8 << 20, 4
 # The least side of a plane of heavy points, and neighbours at most that a plane takes with its rows.
 LINE_OF_A_PLANE = 64
 MOST_INTERLEAVED = 8
@@ -614,6 +617,8 @@ def _reduction(kernel: Kernel, graph: ir.Graph, touches: list[Touch], sizes: Siz
         warps = max(WALKING_WARPS, r // AGAIN_WARP) if again else WALKING_WARPS
         blocks = Blocks(x=1, r=r, warps=max(warps, _lone_warps(r)) if rows <= gpu.compute_units else warps)
     steps = _short_steps(kernel, touches, across, sizes, gpu) if whole and _may_step(kernel) else None
+    if steps is None and together == 1 and not (across and whole):
+        steps = _crossing_steps(kernel, touches, sizes)
     if steps is not None:
         return Tiling(kernel, kernel.outer, (), steps, False, wide)
     if not across:
@@ -648,6 +653,19 @@ def _short_steps(kernel: Kernel, touches: list[Touch], across: bool, sizes: Size
     if rows >= x * least or (x * r == THREADS and 2 * rows >= x * least):
         return Blocks(x=x, r=r, warps=THREADS // 32)
     return _long_steps(kernel, rows, length, gpu)
+
+
+def _crossing_steps(kernel: Kernel, touches: list[Touch], sizes: Sizes) -> Blocks | None:
+    """Short steps of rows side by side where much is moved along the rows, and much across them, as where an image is summed by
+    channels and stored with its channels last: full sectors of both. One row alone would write an element of each sector."""
+    rows = sizes.of(kernel.outer[-1].extent) if kernel.outer else 1
+    if not _may_step(kernel) or rows < CROSSED_ROWS or sizes.points(kernel.inner) < 2 * CROSSED_STEP:
+        return None
+    walked = [t for t in touches if t.inner and not _slides(kernel, t, sizes)]
+    across = sum(t.distinct for t in walked if _is_across(kernel, t, sizes))
+    along = sum(t.distinct for t in walked if any(stride_along(t.offset, v, sizes) in ADJACENT for v in kernel.inner))
+    crossed = across + along >= CROSSED_BYTES and max(across, along) <= MOST_CROSSED * min(across, along)
+    return Blocks(x=CROSSED_ROWS, r=CROSSED_STEP, warps=COLUMN_WARPS) if crossed else None
 
 
 def _may_step(kernel: Kernel) -> bool:
@@ -854,10 +872,10 @@ def _rows_that_share(kernel: Kernel, touches: list[Touch], sizes: Sizes, x: int,
 
 
 def _rows_of_a_sector(kernel: Kernel, touches: list[Touch], sizes: Sizes, r: int, gpu: Gpu) -> int:
-    """Rows that read full sectors together, or half of them, where much is read across rows, as a transposed operand is: each
-    row alone reads one element of each sector. One where registers do not hold so many rows, or SMs would be idle."""
+    """Rows that move full sectors together, or half of them, where much is read or stored across rows, as a transposed operand
+    is: each row alone moves one element of each sector. One where registers do not hold so many, or SMs would be idle."""
     points, rows = max(1, sizes.points((*kernel.outer, *kernel.inner))), sizes.points(kernel.outer)
-    turned = [t for t in touches if t.inner and not t.store and _is_across(kernel, t, sizes)]
+    turned = [t for t in touches if t.inner and _is_across(kernel, t, sizes)]
     moved = sum(t.distinct * SECTOR // max(1, t.bytes // points) for t in turned)
     if moved <= sum(t.distinct for t in touches):
         return 1

@@ -33,6 +33,7 @@ from kgen.scheduler.tiling.loops import (
     unflattened,
 )
 from kgen.scheduler.tiling.tiles import (
+    ADJACENT,
     COLUMN_WARPS,
     COLUMNS,
     HEAVY,
@@ -60,6 +61,8 @@ MOST_SHARES, MOST_SHARES_OF_COLUMNS = 512, 2048
 MORE_SHARES, MORE_MASKED = 8, 2
 # Points of the last loops that a share has side by side at least: about a cache line.
 LEAST_RUN = 16
+# Of how much of the largest access another one has to be a part to matter.
+MUCH = 4
 
 
 class SplitReduction(Transform):
@@ -99,7 +102,7 @@ def split_reduction(kernel: Kernel, graph: ir.Graph, sizes: Sizes, gpu: Gpu) -> 
     wanted = min(_wanted(kernel, tiling, gpu) // programs, work // chunk, _most_shares(kernel, tiling))
     if wanted < 2 and channel is None:
         return (kernel,)
-    loops = _by_stride(shared, graph, sizes)
+    loops = _in_long_runs(shared, _by_stride(shared, graph, sizes), graph, max(1, wanted), sizes)
     for whole, first in _loops_to_cut(loops, max(1, wanted), sizes):
         loop, shares = first, _shares(kernel, first, min(max(1, wanted // sizes.points(whole)), sizes.of(first.extent)))
         if shares is None and whole:
@@ -192,6 +195,20 @@ def _by_stride(kernel: Kernel, graph: ir.Graph, sizes: Sizes) -> tuple[Var, ...]
     of neighbours, as of the channels of a group in channels-last order, have several programs read each cache line."""
     linear = linearized(kernel, graph)
     return ordered(linear, list(distinct_touches(linear, graph, sizes)), sizes).inner
+
+
+def _in_long_runs(kernel: Kernel, loops: tuple[Var, ...], graph: ir.Graph, wanted: int, sizes: Sizes) -> tuple[Var, ...]:
+    """The loops, with one in front that leaves each access long runs of neighbours in a share, where the first one does not:
+    where images with their channels last meet others, shares of channels would have several programs read each sector."""
+    linear = linearized(kernel, graph)
+    touches = [t for t in distinct_touches(linear, graph, sizes) if t.inner]
+    much = max((t.distinct for t in touches), default=0) // MUCH
+    adjacent = {v for v in loops if any(t.distinct > much and stride_along(t.offset, v, sizes) in ADJACENT for t in touches)}
+    enough = [v for v in loops if sizes.of(v.extent) >= wanted]
+    if not enough or sizes.of(enough[0].extent) >= wanted * LEAST_RUN or enough[0] not in adjacent:
+        return loops
+    better = next((v for v in enough if v not in adjacent or sizes.of(v.extent) >= wanted * LEAST_RUN), None)
+    return loops if better is None else (better, *(v for v in loops if v is not better))
 
 
 def _warps(tiling: Tiling) -> int:

@@ -114,13 +114,37 @@ def crossed(x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
     return (x * y.t()).sum(1), x * 2 - y.t()
 
 
-@pytest.mark.parametrize(
-    ("dtype", "columns", "together"), [(torch.bfloat16, 1000, 8), (torch.float32, 1000, 8), (torch.float32, 4000, 1)]
-)
+@pytest.mark.parametrize(("dtype", "columns", "together"), [(torch.bfloat16, 1000, 8), (torch.float32, 1000, 8)])
 def test_rows_that_read_across_rows_share_sectors(dtype: torch.dtype, columns: int, together: int) -> None:
     """As many as fill a sector or half of it, if registers hold them."""
     [tiling] = tilings(planned(crossed, torch.randn(4000, columns).to(dtype), torch.randn(columns, 4000).to(dtype)))
     assert (tiling.blocks.x, tiling.blocks.y, tiling.persistent) == (together, 1, True)
+
+
+def test_longer_rows_that_read_across_rows_are_walked_in_short_steps() -> None:
+    """Registers hold no eight rows of 4,000 numbers: sectors are full all the same."""
+    [tiling, _] = tilings(planned(crossed, torch.randn(4000, 4000), torch.randn(4000, 4000)))
+    assert tiling.blocks.x >= 8
+
+
+def stored_across(x: Tensor) -> tuple[Tensor, Tensor]:
+    """An image of contiguous channels: their sums, and the image with its channels last."""
+    y = x * 2
+    return y.sum((0, 2, 3)), y.contiguous(memory_format=torch.channels_last)
+
+
+def test_rows_that_store_across_rows_share_sectors() -> None:
+    """One channel alone would write two bytes of each sector."""
+    tiles = tilings(planned(stored_across, torch.randn(24, 64, 64, 64, dtype=torch.bfloat16)))
+    assert tiles[0].blocks.x >= 16
+
+
+def test_shares_of_images_keep_runs_of_neighbours() -> None:
+    """Sums of images of which one has its channels last: shares of channels would read parts of sectors."""
+    x = torch.randn(24, 64, 64, 64, dtype=torch.bfloat16)
+    y = torch.randn(24, 64, 64, 64, dtype=torch.bfloat16).contiguous(memory_format=torch.channels_last)
+    [tiling, _] = tilings(planned(lambda x, y: (x * y).sum((1, 2, 3)), x, y))
+    assert sorted(v.extent.as_int() or 0 for v in tiling.kernel.inner)[-2] >= 16
 
 
 def test_rows_that_read_along_rows_are_alone() -> None:
@@ -131,6 +155,11 @@ def test_rows_that_read_along_rows_are_alone() -> None:
 @pytest.mark.interpret
 def test_values_of_rows_that_read_across_rows() -> None:
     assert run(crossed, torch.randn(701, 300), torch.randn(300, 701), gpu_interpreter=True).kinds == {"rows"}
+
+
+@pytest.mark.interpret
+def test_values_of_rows_that_store_across_rows() -> None:
+    assert run(stored_across, torch.randn(4, 48, 112, 113), gpu_interpreter=True).kinds
 
 
 def shared_digamma(x: Tensor) -> Tensor:
