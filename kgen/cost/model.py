@@ -30,6 +30,9 @@ STREAM_RATE = 0.9
 # What is left of that rate where a GPU's library has one call for several contractions that reads a number for each element
 # between them (H200, attention with a mask in memory: 2x16x4096x128 in 840 us, 4x12x4096x64 in 807 us).
 READING_SHARE = 0.4
+# Rows that fill no tile of such a call, and the seconds at least that an SM takes for each batch of so few (H200, 2026-11-29:
+# 12,288 heads of 49 rows of 32 with a mask took 97 us by one of its kernels, 672 by another one).
+ROWS_OF_CALL, SHORT_BATCH = 64, 1e-6
 # How much of the shorter of computing and streaming a GPU's library does not do during the other.
 APART = 0.05
 # How much longer than streaming it takes a CPU's library to bring operands into the order in which it multiplies them, where
@@ -332,7 +335,7 @@ def program_seconds(problem: Problem, program: Program) -> float:
     if problem.has_library_call:
         moved = sum(problem.bytes_of_operand(name) for name in problem.inputs) + problem.size_of_result + _slot_bytes(problem)
         share = READING_SHARE if kind == "cuda" and _reads_elements(problem) else 1.0
-        return _step_seconds(problem, problem.flops / share, moved) + LAUNCH[kind]
+        return max(_step_seconds(problem, problem.flops / share, moved), _short_batches(problem, program)) + LAUNCH[kind]
     total = 0.0
     for step in program.steps:
         if isinstance(step, Softmax):
@@ -343,6 +346,15 @@ def program_seconds(problem: Problem, program: Program) -> float:
             moved = problem.bytes_over(step.axes) + sum(problem.bytes_over(program.axes_of(ref)) for ref in step.reads)
             total += _step_seconds(problem, problem.flops_of(step), moved) + LAUNCH[kind]
     return total + _slot_bytes(problem) / (problem.device.bandwidth * STREAM_RATE)
+
+
+def _short_batches(problem: Problem, program: Program) -> float:
+    """Seconds of a GPU's library's one call for a program's many batches of few rows, one after the other on each SM."""
+    steps = [step.axes for step in program.steps if isinstance(step, Softmax)]
+    if problem.device.kind != "cuda" or not steps or max(problem.size(axes[-2]) for axes in steps) > ROWS_OF_CALL:
+        return 0.0
+    batches = max(math.prod(map(problem.size, axes[:-2])) for axes in steps)
+    return batches / problem.device.compute_units * SHORT_BATCH
 
 
 def _reads_elements(problem: Problem) -> bool:

@@ -13,7 +13,9 @@ from bench.untuned.__main__ import LISTS, block_call
 from bench.untuned.block import Block
 
 pytestmark = pytest.mark.cpu
-BLOCKS = tuple(block for name in ("second", "third", "fourth", "fifth", "sixth", "seventh", "eighth", "ninth") for block in LISTS[name])
+BLOCKS = tuple(
+    block for name in ("second", "third", "fourth", "fifth", "sixth", "seventh", "eighth", "ninth") for block in LISTS[name]
+)
 # Matmuls under autocast round to bfloat16, here and in eager.
 LOOSE = {"autocast mlp 3000x770": 1e-2, "autocast mlp 3000x770 step": 1e-2, "autocast unit 32x128x28 step": 3e-2}
 

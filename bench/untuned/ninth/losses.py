@@ -31,19 +31,19 @@ def multi_class_dice(logits: Tensor, labels: Tensor) -> Tensor:
     return dice.mean() + F.cross_entropy(logits.float(), labels)
 
 
-def detection(logits: Tensor, boxes: Tensor, labels: Tensor, targets: Tensor) -> Tensor:
+def detection(logits: Tensor, corners: Tensor, labels: Tensor, targets: Tensor) -> Tensor:
     """RetinaNet: focal loss of all anchors, smooth L1 of those with an object."""
     hot = F.one_hot(labels, logits.shape[-1] + 1)[..., 1:].float()
     p = torch.sigmoid(logits.float())
     ce = F.binary_cross_entropy_with_logits(logits.float(), hot, reduction="none")
     focal = (0.25 * hot + 0.75 * (1 - hot)) * (1 - (p * hot + (1 - p) * (1 - hot))) ** 2 * ce
     has = (labels > 0).float()
-    near = F.smooth_l1_loss(boxes.float(), targets.float(), reduction="none").sum(-1)
+    near = F.smooth_l1_loss(corners.float(), targets.float(), reduction="none").sum(-1)
     return (focal.sum() + (near * has).sum()) / has.sum().clamp(min=1)
 
 
-def generalised_boxes(a: Tensor, b: Tensor) -> Tensor:
-    """One minus the generalised overlap of pairs of boxes by centres and sizes."""
+def generalised_rectangles(a: Tensor, b: Tensor) -> Tensor:
+    """One minus the generalised overlap of pairs of rectangles by centres and sizes."""
     a = torch.cat([a[:, :2] - a[:, 2:].abs() / 2, a[:, :2] + a[:, 2:].abs() / 2], -1)
     b = torch.cat([b[:, :2] - b[:, 2:].abs() / 2, b[:, :2] + b[:, 2:].abs() / 2], -1)
     inner = (torch.min(a[:, 2:], b[:, 2:]) - torch.max(a[:, :2], b[:, :2])).clamp(min=0).prod(-1)
@@ -185,9 +185,11 @@ BLOCKS: tuple[Block, ...] = (
     ),
     DICE.block("many classes of pixels", 12, 19, 250, 257, training=True),
     Sized(detection, lambda m, b, a, c: [m(b, a, c), m(b, a, 4), ids(m, c, b, a), m(b, a, 4)], (2, 9, 3), HALF).block(
-        "anchors and boxes", 6, 40001, 80, training=True
+        "anchors and rectangles", 6, 40001, 80, training=True
     ),
-    Sized(generalised_boxes, lambda m, n: [m(n, 4), m(n, 4)], (9,), SINGLE).block("generalised boxes", 300007, training=True),
+    Sized(generalised_rectangles, lambda m, n: [m(n, 4), m(n, 4)], (9,), SINGLE).block(
+        "generalised rectangles", 300007, training=True
+    ),
     Sized(ranked_pairs, lambda m, b, n: [m(b, n), m(b, n)], (2, 7), SINGLE).block("ranked pairs", 96, 500, training=True),
     Sized(
         beta_autoencoder,

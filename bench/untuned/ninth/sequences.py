@@ -32,9 +32,9 @@ def crossed(x: Tensor, memory: Tensor, wq: Tensor, wkv: Tensor, wo: Tensor, gain
     return x + F.linear(F.scaled_dot_product_attention(q, k, v).transpose(1, 2).flatten(2), wo)
 
 
-def embedded(ids_: Tensor, kinds: Tensor, words: Tensor, places: Tensor, types: Tensor, norm: Tensor) -> Tensor:
+def embedded(ids_: Tensor, kinds: Tensor, words: Tensor, positions: Tensor, types: Tensor, norm: Tensor) -> Tensor:
     """BERT's embeddings."""
-    y = words[ids_] + places[: ids_.shape[1]] + types[kinds]
+    y = words[ids_] + positions[: ids_.shape[1]] + types[kinds]
     return F.layer_norm(y, y.shape[-1:], norm[0], norm[1], 1e-12)
 
 

@@ -11,8 +11,10 @@ from torch import Tensor
 
 import kgen
 from kgen.build import triton
+from kgen.device import Gpu
 from kgen.only import Only, only
 from kgen.rendered.gpu_kernel import TritonKernel
+from kgen.scheduler import Options
 from kgen.templates import registry
 from kgen.templates.contract import Config
 from kgen.testing import check_template
@@ -148,6 +150,19 @@ def test_what_each_image_has_of_its_own_is_loaded_for_each() -> None:
 def test_longer_rows_are_refused() -> None:
     plan = plans(scored(lambda s: s), r(2, 70, 16), r(2, 70, 16), r(2, 70, 16), options=options_for(True, ONLY)).forward
     assert not any(NAME in str(getattr(k, "choice", "")) for k in plan.kernels)
+
+
+def library_call(q: Tensor, k: Tensor, v: Tensor, bias: Tensor) -> Tensor:
+    out: Tensor = torch.ops.aten._scaled_dot_product_cudnn_attention(q, k, v, bias, False, 0.0, False, False)[0]
+    return out
+
+
+@pytest.mark.parametrize(("rows", "taken"), [(49, True), (40, False)])
+def test_the_library_is_slower_on_many_short_batches(rows: int, taken: bool) -> None:
+    """By default where a GPU has measured it: the library takes each batch by itself, and its tiles are larger."""
+    args = [r(1024, 3, rows, 32, dtype=bf16) for _ in range(3)] + [r(1024, 3, rows, rows, dtype=bf16)]
+    plan = plans(library_call, *args, options=Options(gpu_everywhere=True, gpu=Gpu(arch=90))).forward
+    assert any(NAME in str(getattr(k, "choice", "")) for k in plan.kernels) == taken
 
 
 @pytest.mark.parametrize("arch", ARCHES)
