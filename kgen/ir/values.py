@@ -538,6 +538,21 @@ def rebuild(value: Value, args: tuple[Value, ...], attr: Any) -> Value:
     return _make(value.op, args, attr, value.dtype)
 
 
+def with_parts(value: Value, parts: Mapping[Value, Value]) -> Value:
+    """The value with others in the place of parts of it; what an index is made of stays."""
+
+    def visit(old: Value, args: tuple[Value, ...], _: Any) -> Value:
+        return parts.get(old) or (old if args == old.args else rebuild(old, args, old.attr))
+
+    return rewrite([value], visit)[value]
+
+
+def memory_dtype(value: Value) -> torch.dtype:
+    """The type of what is loaded, if a value is that, which is wider in a kernel; else its own."""
+    found: torch.dtype = value.attr[2] if value.op == "load" else value.dtype
+    return found
+
+
 def without_bounds(value: Value) -> Value:
     """The value with each condition in the place of itself and of what it is said to be within."""
     if all(part.op != "within" for part in topological([value])):

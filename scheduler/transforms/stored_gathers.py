@@ -4,7 +4,7 @@
     g[h, m, n] = table[index[m, n], h];  s[b, h, m, n] = scores[b, h, m, n] + g[h, m, n]
 
 A kernel of a program, or an epilogue, would load index and entry again for each batch: with the bias of positions of 4,096
-windows attention took 232 us of an H200; a kernel by hand with the bias from memory 73 (2026-11-29).
+windows a program took 232 us of an H200; a kernel by hand with the bias from memory 73 (2026-11-29).
 """
 
 from __future__ import annotations
@@ -12,8 +12,6 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import replace
-
-import torch
 
 from kgen.ir import index as ix
 from kgen.ir import nodes as ir
@@ -58,16 +56,10 @@ def _apart(graph: ir.Graph, node: ir.Pointwise, derived: set[str]) -> tuple[list
         sizes = tuple(v.extent for v in loops)
         device = graph.buffers[node.out].device
         name = ir.derived(graph, ir.Derived(node.out, _GATHERED, k))
-        graph.buffers[name] = ir.Buffer(name, _stored(part), device, sizes, ix.contiguous_strides(sizes))
+        graph.buffers[name] = ir.Buffer(name, vs.memory_dtype(part), device, sizes, ix.contiguous_strides(sizes))
         made.append(ir.Pointwise(name, loops, part, node.origin))
-        mapping[part] = vs.load(name, tuple(v.expr() for v in loops), _stored(part))
-    if not mapping:
-        return [], node
-
-    def visit(old: Value, args: tuple[Value, ...], _: object) -> Value:
-        return mapping.get(old) or (old if args == old.args else vs.rebuild(old, args, old.attr))
-
-    return made, replace(node, value=vs.rewrite([node.value], visit)[node.value])
+        mapping[part] = vs.load(name, tuple(v.expr() for v in loops), vs.memory_dtype(part))
+    return (made, replace(node, value=vs.with_parts(node.value, mapping))) if made else ([], node)
 
 
 def _parts(node: ir.Pointwise, derived: set[str]) -> list[Value]:
@@ -83,11 +75,6 @@ def _parts(node: ir.Pointwise, derived: set[str]) -> list[Value]:
         few[one] = all(known) and derived.isdisjoint(read) and _count(loops) * MANY <= points
     parts = dict.fromkeys(arg for one in few for arg in one.args if few[arg] and not few[one])
     return [part for part in parts if _gathers(part)]
-
-
-def _stored(value: Value) -> torch.dtype:
-    """The type of what is loaded, if a value is that; it is wider in a kernel."""
-    return value.attr[2] if value.op == "load" else value.dtype
 
 
 def _gathers(value: Value) -> bool:

@@ -143,7 +143,7 @@ class StepHalves:
             text = early if _narrow(part) is None else f"{early}.to({TRITON_TYPES[part.dtype].compute})"
             emitter.locals[early] = (text, emitter.level)
         emitter.locals[self._middle.steps[number]] = (tile, emitter.level)
-        text = emitter._tile(_with(value, mapping))
+        text = emitter._tile(vs.with_parts(value, mapping))
         if mapping and _may_keep_nothing(self._middle):
             nothing = " & ".join(f"({early.attr} == 0)" for early in mapping.values())
             text = f"tl.where({nothing}, 0.0, {text})"
@@ -319,14 +319,7 @@ def _narrow(part: Value) -> torch.dtype | None:
 def _renamed(value: Value, step: str) -> Value:
     """A function of one element, as of that of another step."""
     own = {one for one in vs.topological([value]) if one.op == "step"}
-    return _with(value, {one: vs.step_result(step, one.dtype) for one in own})
-
-
-def _with(value: Value, mapping: dict[Value, Value]) -> Value:
-    def visit(old: Value, args: tuple[Value, ...], _: object) -> Value:
-        return mapping.get(old) or (old if args == old.args else vs.rebuild(old, args, old.attr))
-
-    return vs.rewrite([value], visit)[value]
+    return vs.with_parts(value, {one: vs.step_result(step, one.dtype) for one in own})
 
 
 def _of_rows(values: Iterable[Value], columns: frozenset[object]) -> list[Value]:

@@ -314,7 +314,7 @@ class Slots:
         emitter = self.emitter(middle.axes, indices, self.problem.loops, {})
         emitter.suffix, emitter.behind = f"_{stem}", True
         for k, part in enumerate(self._fixed(middle)):
-            emitter.outer.lines.append(f"{stem}{k} = ({emitter._tile(part)}).to({TRITON_TYPES[_stored(part)].storage})")
+            emitter.outer.lines.append(f"{stem}{k} = ({emitter._tile(part)}).to({TRITON_TYPES[vs.memory_dtype(part)].storage})")
         return emitter.finish()
 
     def _fixed(self, middle: Middle) -> tuple[Value, ...]:
@@ -571,22 +571,13 @@ def _side_by_side(names: Sequence[str]) -> str:
     return f"tl.join({_side_by_side(names[::2])}, {_side_by_side(names[1::2])})"
 
 
-def _stored(value: Value) -> torch.dtype:
-    """The type of what is loaded, if a value is that; it is wider in a kernel."""
-    return value.attr[2] if value.op == "load" else value.dtype
-
-
 def _with_fixed(emitter: TileEmitter, function: Value, parts: Sequence[Value], stem: str) -> Value:
     """A function with tiles in the place of parts of it."""
     mapping: dict[Value, Value] = {}
     for k, part in enumerate(parts):
         mapping[part] = vs.step_result(f"{stem}{k}", part.dtype)
         emitter.locals[f"{stem}{k}"] = (f"{stem}{k}.to({TRITON_TYPES[part.dtype].compute})", emitter.level)
-
-    def visit(old: Value, args: tuple[Value, ...], _: object) -> Value:
-        return mapping.get(old) or (old if args == old.args else vs.rebuild(old, args, old.attr))
-
-    return vs.rewrite([function], visit)[function]
+    return vs.with_parts(function, mapping)
 
 
 def _computed(emitter: TileEmitter, value: Value, dtype: torch.dtype) -> str:
