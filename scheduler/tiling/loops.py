@@ -22,6 +22,7 @@ from kgen.ir import values as vs
 from kgen.ir.index import Atom, Expr, Sizes, Var
 from kgen.ir.plan import TILE, Kernel, Nest
 from kgen.ir.values import Value
+from kgen.scheduler.tiling.registers import registers_of_a_lane
 
 GATHER = 6.0
 SPLAT = 0.25
@@ -29,6 +30,10 @@ SPLAT = 0.25
 RUN = 1.5
 # Registers that one value takes at most: of a machine's 16 or 32, some are left for the other values.
 MAX_REGISTERS = 4
+# Registers that the values of a step need at the same time, at most, before it has fewer lanes. A few more than there are go
+# through the first cache. Sorting networks of five to nine int64 or float32 needed 23 to 45 for one register a value: with four
+# g++ took 35 to 115 s, with one 4 s.
+MOST_ALIVE = 32
 # More loads in one section leave values of so many registers no room. Nor do more vectors of indices, which are twice as wide.
 # The gradient of rotary positions, with 13 such loads, took a third of the time with one register, and g++ a fifth.
 MANY_LOADS = 4
@@ -620,7 +625,8 @@ def _lanes(kernel: Kernel, vector: Var, sizes: Sizes, register_bytes: int, most:
     lanes = register_bytes // 8 if wide > narrow else register_bytes // 4 if narrow or wide else register_bytes // 2
     of_blocks = 2 * lanes if random else 0  # as many elements as one register of Philox blocks serves
     if vector in kernel.outer and kernel.inner:
-        lanes *= most  # long parts of the rows that the inner loops walk across, and independent accumulators
+        # Long parts of the rows that the inner loops walk across, and independent accumulators.
+        lanes *= _without_spills(kernel, vector, lanes * 4 / register_bytes, most)
     elif vector in kernel.inner:
         lanes *= min(most, _registers(kernel, vector, lanes, sizes))
     if register_bytes == GATHERING and not random and _gathers(kernel, vector):
@@ -631,6 +637,15 @@ def _lanes(kernel: Kernel, vector: Var, sizes: Sizes, register_bytes: int, most:
     while lanes > 4 and lanes // 2 >= limit:
         lanes //= 2
     return min(max(lanes, 4), 64)  # a `Vec` has at least four lanes, in two registers if need be
+
+
+def _without_spills(kernel: Kernel, vector: Var, of_a_value: float, most: int) -> int:
+    """At most so many registers of lanes that the values of a step need few more registers than there are: with many more, a
+    compiler takes minutes, and each value goes through memory."""
+    alive = registers_of_a_lane(kernel, vector) * of_a_value
+    while most > 1 and most * alive > MOST_ALIVE:
+        most //= 2
+    return most
 
 
 def _gathers(kernel: Kernel, vector: Var) -> bool:

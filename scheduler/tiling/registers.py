@@ -1,5 +1,5 @@
-"""How many registers of a GPU's thread a point of a kernel takes: what a program has of several points at a time, it has so
-many times over."""
+"""How many registers a point of a kernel takes: what a GPU's thread or a vector loop's step has of several points at a time, it
+has so many times over."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import math
 from collections.abc import Callable, Iterable, Sequence
 
 from kgen.ir import values as vs
+from kgen.ir.index import Var
 from kgen.ir.plan import Kernel, Statement
 from kgen.ir.values import Value
 
@@ -31,6 +32,12 @@ def registers_of_a_row(kernel: Kernel) -> int:
     outer, inner = frozenset(kernel.outer), frozenset(kernel.inner)
     order = sorted(kernel.statements, key=lambda s: (s.section, not s.inner))
     return _most_registers(order, lambda v: inner.isdisjoint(v.variables()) and not outer.isdisjoint(v.variables()))
+
+
+def registers_of_a_lane(kernel: Kernel, lane: Var) -> int:
+    """Registers that hold the values of one point of the loop `lane` at the same time, wherever they are computed."""
+    order = sorted(kernel.statements, key=lambda s: (s.section, not s.inner))
+    return _most_registers(order, lambda v: lane in v.variables())
 
 
 def _most_registers(statements: Sequence[Statement], counts: Callable[[Value], bool]) -> int:

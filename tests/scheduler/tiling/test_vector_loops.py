@@ -11,6 +11,11 @@ from torch import Tensor
 
 import kgen
 from kgen.build.toolchain import register_bytes
+from kgen.ir.index import Sizes
+from kgen.ir.plan import Kernel
+from kgen.scheduler.tiling.loops import choose_loops
+from tests.lowering.test_sorting_network import everything, rows_of
+from tests.scheduler.selection.test_safe_choices import planned
 
 pytestmark = pytest.mark.cpu
 
@@ -95,3 +100,16 @@ def test_many_vectors_of_indices_take_one_register() -> None:
     found = re.search(r"lanes: \w+ x (\d+)", source)
     assert found is not None
     assert int(found[1]) * 4 <= register_bytes()
+
+
+def summed_columns(x: Tensor) -> Tensor:
+    return x.sum(0)
+
+
+@pytest.mark.parametrize(
+    ("fn", "x", "registers"), [(summed_columns, torch.randn(500, 96), 4), (everything, rows_of(torch.int32, 9), 1)]
+)
+def test_lanes_of_many_values_take_one_register(fn: Callable[[Tensor], object], x: Tensor, registers: int) -> None:
+    plan = planned(fn, x, gpu=False)
+    nests = [choose_loops(k, plan.graph, Sizes({}), 32) for k in plan.kernels if isinstance(k, Kernel) and k.inner]
+    assert [(nest.vertical, nest.lanes) for nest in nests] == [(True, 8 * registers)]
