@@ -12,6 +12,9 @@ alone, forward saves the numbers of the rows, and backward does for each run of 
 So backward computes one matmul more than it would with logits from memory, and what it has in memory is one run. A column of dw
 is one sum, as it is without runs; dx is a sum of as many sums as there are runs.
 
+Logits that are made again need not have the bits that they had: sums over columns that are few may have another order. So nothing
+may jump where these differ, as ``logits == logits.amax(-1)`` would in the gradient of a maximum.
+
 `_Gradient` says what is asked for: whatever else reads or makes G leaves the graph as it is.
 """
 
@@ -35,6 +38,13 @@ aten = torch.ops.aten
 
 SAME = {aten.alias.default, aten.clone.default, aten._to_copy.default, aten.detach.default}
 VIEWS = {aten.view.default, aten.reshape.default, aten._unsafe_view.default}
+# Functions that change little where their operands do. Choices are between operands, where what they ask is known.
+SMOOTH = {
+    aten.add, aten.sub, aten.rsub, aten.mul, aten.div, aten.neg, aten.exp, aten.exp2, aten.expm1, aten.log, aten.log2, aten.log1p,
+    aten.tanh, aten.sigmoid, aten.sin, aten.cos, aten.erf, aten.pow, aten.square, aten.sqrt, aten.rsqrt, aten.reciprocal, aten.abs,
+    aten.maximum, aten.minimum, aten.clamp, aten.clamp_min, aten.clamp_max, aten.relu, aten.addcmul, aten.addcdiv, aten.lerp,
+    aten.where, aten._to_copy, aten.clone, aten.alias, aten.detach,
+}  # fmt: skip
 TRANSPOSED = {aten.permute.default, aten.t.default, aten.transpose.int}
 # Columns of a run are a multiple of this, where there are as many.
 UNIT = 128
@@ -168,6 +178,14 @@ def _is_matmul(node: Node) -> bool:
     return bias and all(_elements(node) > _elements(one) for one in (left, right))
 
 
+def _is_smooth(node: Node) -> bool:
+    """Whether a call's results change little where its operands do."""
+    target = node.target
+    if not isinstance(target, torch._ops.OpOverload) or target.overloadpacket not in SMOOTH or "rounding_mode" in node.kwargs:
+        return False
+    return bool(node.meta["val"].dtype.is_floating_point)
+
+
 def _is_before(node: Node, place: Node) -> bool:
     """Whether a node is made before another one, or is a view of what is."""
     if node < place:
@@ -206,6 +224,7 @@ class _Elements:
     rows: int
     columns: int
     known: dict[Node, bool] = field(default_factory=dict)
+    behind: set[Node] = field(default_factory=set)
 
     def holds(self, node: Node) -> bool:
         """Whether a node has an element for each logit, in order."""
@@ -245,7 +264,28 @@ class _Elements:
         if node.target in VIEWS:
             return self._can_read(_args(node)[0])
         pointwise = node.target in SAME or torch.Tag.pointwise in getattr(node.target, "tags", ())
-        return pointwise and all(map(self._can_read, node.all_input_nodes))
+        return pointwise and all(map(self._can_read, node.all_input_nodes)) and (_is_smooth(node) or not self._mixes(node))
+
+    def _mixes(self, node: Node) -> bool:
+        """Whether elements are made of the logits and of what forward has made of these, such as maxima of rows. Two such numbers
+        may be equal, and no longer be where only one is made again."""
+        seen, waiting, read, kept = set[Node](), [node], False, False
+        while waiting:
+            one = waiting.pop()
+            if one in seen:
+                continue
+            seen.add(one)
+            if one is self.logits:
+                read = True
+            elif self.holds(one):
+                waiting += one.all_input_nodes
+            else:
+                kept = kept or one in self._of_logits()
+        return read and kept
+
+    def _of_logits(self) -> set[Node]:
+        self.behind = self.behind or _behind(self.logits)
+        return self.behind
 
     def _can_read(self, node: Node) -> bool:
         if self.holds(node):
