@@ -30,6 +30,7 @@ from torch.fx import GraphModule, Node
 from torch.utils.checkpoint import CheckpointPolicy
 
 from kgen.capture import torch_adapter
+from kgen.capture.smooth import all_behind, is_smooth
 from kgen.capture.tangents import of_tangents
 
 __all__ = ["chunk_logits"]
@@ -38,13 +39,6 @@ aten = torch.ops.aten
 
 SAME = {aten.alias.default, aten.clone.default, aten._to_copy.default, aten.detach.default}
 VIEWS = {aten.view.default, aten.reshape.default, aten._unsafe_view.default}
-# Functions that change little where their operands do. Choices are between operands, where what they ask is known.
-SMOOTH = {
-    aten.add, aten.sub, aten.rsub, aten.mul, aten.div, aten.neg, aten.exp, aten.exp2, aten.expm1, aten.log, aten.log2, aten.log1p,
-    aten.tanh, aten.sigmoid, aten.sin, aten.cos, aten.erf, aten.pow, aten.square, aten.sqrt, aten.rsqrt, aten.reciprocal, aten.abs,
-    aten.maximum, aten.minimum, aten.clamp, aten.clamp_min, aten.clamp_max, aten.relu, aten.addcmul, aten.addcdiv, aten.lerp,
-    aten.where, aten._to_copy, aten.clone, aten.alias, aten.detach,
-}  # fmt: skip
 TRANSPOSED = {aten.permute.default, aten.t.default, aten.transpose.int}
 # Columns of a run are a multiple of this, where there are as many.
 UNIT = 128
@@ -98,7 +92,7 @@ class _Gradient:
 def _gradient_of(logits: Node, backward: set[Node]) -> _Gradient | None:
     rows, columns = logits.meta["val"].shape
     large = _Elements(logits, rows, columns)
-    reading = [node for node in sorted(_behind(logits)) if node in backward and any(map(large.holds, node.all_input_nodes))]
+    reading = [node for node in sorted(all_behind([logits])) if node in backward and any(map(large.holds, node.all_input_nodes))]
     readers: list[_Matmul] = []
     for node in reading:
         if large.holds(node):
@@ -115,16 +109,6 @@ def _gradient_of(logits: Node, backward: set[Node]) -> _Gradient | None:
     first = min(reader.node for reader in readers)
     known = all(large.holds(one) or _is_before(one, first) for one in outside)
     return _Gradient(logits, rows, columns, tuple(readers)) if known else None
-
-
-def _behind(node: Node) -> set[Node]:
-    """All that depends on a node."""
-    found, waiting = set[Node](), [node]
-    while waiting:
-        more = set(waiting.pop().users) - found
-        found |= more
-        waiting += more
-    return found
 
 
 def _reader(node: Node, large: _Elements) -> list[_Matmul] | None:
@@ -176,14 +160,6 @@ def _is_matmul(node: Node) -> bool:
     *added, left, right = _args(node)
     bias = all(one.meta["val"].shape == node.meta["val"].shape[1:] for one in added)
     return bias and all(_elements(node) > _elements(one) for one in (left, right))
-
-
-def _is_smooth(node: Node) -> bool:
-    """Whether a call's results change little where its operands do."""
-    target = node.target
-    if not isinstance(target, torch._ops.OpOverload) or target.overloadpacket not in SMOOTH or "rounding_mode" in node.kwargs:
-        return False
-    return bool(node.meta["val"].dtype.is_floating_point)
 
 
 def _is_before(node: Node, place: Node) -> bool:
@@ -264,7 +240,7 @@ class _Elements:
         if node.target in VIEWS:
             return self._can_read(_args(node)[0])
         pointwise = node.target in SAME or torch.Tag.pointwise in getattr(node.target, "tags", ())
-        return pointwise and all(map(self._can_read, node.all_input_nodes)) and (_is_smooth(node) or not self._mixes(node))
+        return pointwise and all(map(self._can_read, node.all_input_nodes)) and (is_smooth(node) or not self._mixes(node))
 
     def _mixes(self, node: Node) -> bool:
         """Whether elements are made of the logits and of what forward has made of these, such as maxima of rows. Two such numbers
@@ -284,7 +260,7 @@ class _Elements:
         return read and kept
 
     def _of_logits(self) -> set[Node]:
-        self.behind = self.behind or _behind(self.logits)
+        self.behind = self.behind or all_behind([self.logits])
         return self.behind
 
     def _can_read(self, node: Node) -> bool:
