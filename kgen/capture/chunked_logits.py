@@ -12,8 +12,8 @@ alone, forward saves the numbers of the rows, and backward does for each run of 
 So backward computes one matmul more than it would with logits from memory, and what it has in memory is one run. A column of dw
 is one sum, as it is without runs; dx is a sum of as many sums as there are runs.
 
-Logits that are made again need not have the bits that they had: sums over columns that are few may have another order. So nothing
-may jump where these differ, as ``logits == logits.amax(-1)`` would in the gradient of a maximum.
+Logits that are made again need not have the bits that they had: a matmul of few columns may add up in another order. So
+nothing may jump where these differ, as ``logits == logits.amax(-1)`` would in the gradient of a maximum.
 
 `_Gradient` says what is asked for: whatever else reads or makes G leaves the graph as it is.
 """
@@ -92,7 +92,9 @@ class _Gradient:
 def _gradient_of(logits: Node, backward: set[Node]) -> _Gradient | None:
     rows, columns = logits.meta["val"].shape
     large = _Elements(logits, rows, columns)
-    reading = [node for node in sorted(all_behind([logits])) if node in backward and any(map(large.holds, node.all_input_nodes))]
+    reading = [
+        node for node in sorted(all_behind([logits])) if node in backward and any(map(large.holds, node.all_input_nodes))
+    ]
     readers: list[_Matmul] = []
     for node in reading:
         if large.holds(node):
@@ -243,8 +245,8 @@ class _Elements:
         return pointwise and all(map(self._can_read, node.all_input_nodes)) and (is_smooth(node) or not self._mixes(node))
 
     def _mixes(self, node: Node) -> bool:
-        """Whether elements are made of the logits and of what forward has made of these, such as maxima of rows. Two such numbers
-        may be equal, and no longer be where only one is made again."""
+        """Whether elements are made of the logits and of what forward has made of these, such as maxima of rows. Two such
+        numbers may be equal, and no longer be where only one is made again."""
         seen, waiting, read, kept = set[Node](), [node], False, False
         while waiting:
             one = waiting.pop()
