@@ -12,6 +12,9 @@ alone, forward saves the numbers of the rows, and backward does for each run of 
 So backward computes one matmul more than it would with logits from memory, and what it has in memory is one run. A column of dw
 is one sum, as it is without runs; dx is a sum of as many sums as there are runs.
 
+Logits that are made again need not have the bits that they had: a matmul of few columns may add up in another order. So
+nothing may jump where these differ, as ``logits == logits.amax(-1)`` would in the gradient of a maximum.
+
 `_Gradient` says what is asked for: whatever else reads or makes G leaves the graph as it is.
 """
 
@@ -27,6 +30,7 @@ from torch.fx import GraphModule, Node
 from torch.utils.checkpoint import CheckpointPolicy
 
 from kgen.capture import torch_adapter
+from kgen.capture.smooth import all_behind, is_smooth
 from kgen.capture.tangents import of_tangents
 
 __all__ = ["chunk_logits"]
@@ -88,7 +92,9 @@ class _Gradient:
 def _gradient_of(logits: Node, backward: set[Node]) -> _Gradient | None:
     rows, columns = logits.meta["val"].shape
     large = _Elements(logits, rows, columns)
-    reading = [node for node in sorted(_behind(logits)) if node in backward and any(map(large.holds, node.all_input_nodes))]
+    reading = [
+        node for node in sorted(all_behind([logits])) if node in backward and any(map(large.holds, node.all_input_nodes))
+    ]
     readers: list[_Matmul] = []
     for node in reading:
         if large.holds(node):
@@ -105,16 +111,6 @@ def _gradient_of(logits: Node, backward: set[Node]) -> _Gradient | None:
     first = min(reader.node for reader in readers)
     known = all(large.holds(one) or _is_before(one, first) for one in outside)
     return _Gradient(logits, rows, columns, tuple(readers)) if known else None
-
-
-def _behind(node: Node) -> set[Node]:
-    """All that depends on a node."""
-    found, waiting = set[Node](), [node]
-    while waiting:
-        more = set(waiting.pop().users) - found
-        found |= more
-        waiting += more
-    return found
 
 
 def _reader(node: Node, large: _Elements) -> list[_Matmul] | None:
@@ -206,6 +202,7 @@ class _Elements:
     rows: int
     columns: int
     known: dict[Node, bool] = field(default_factory=dict)
+    behind: set[Node] = field(default_factory=set)
 
     def holds(self, node: Node) -> bool:
         """Whether a node has an element for each logit, in order."""
@@ -245,7 +242,28 @@ class _Elements:
         if node.target in VIEWS:
             return self._can_read(_args(node)[0])
         pointwise = node.target in SAME or torch.Tag.pointwise in getattr(node.target, "tags", ())
-        return pointwise and all(map(self._can_read, node.all_input_nodes))
+        return pointwise and all(map(self._can_read, node.all_input_nodes)) and (is_smooth(node) or not self._mixes(node))
+
+    def _mixes(self, node: Node) -> bool:
+        """Whether elements are made of the logits and of what forward has made of these, such as maxima of rows. Two such
+        numbers may be equal, and no longer be where only one is made again."""
+        seen, waiting, read, kept = set[Node](), [node], False, False
+        while waiting:
+            one = waiting.pop()
+            if one in seen:
+                continue
+            seen.add(one)
+            if one is self.logits:
+                read = True
+            elif self.holds(one):
+                waiting += one.all_input_nodes
+            else:
+                kept = kept or one in self._of_logits()
+        return read and kept
+
+    def _of_logits(self) -> set[Node]:
+        self.behind = self.behind or all_behind([self.logits])
+        return self.behind
 
     def _can_read(self, node: Node) -> bool:
         if self.holds(node):

@@ -55,8 +55,9 @@ def bound_masks(gm: GraphModule, backward: bool, is_worth_it: Callable[[torch.de
     if not worth:
         return gm
     numbers = _numbered(gm)
-    for number, side in dict.fromkeys((numbers[_condition(node)], side) for node, side in worth):
-        masked = [node for node in numbers if _is_masked_by(node, number, side, numbers)]
+    kinds = dict.fromkeys((numbers[_condition(node)], side) for node, side in worth)
+    found = [(side, [node for node in numbers if _is_masked_by(node, number, side, numbers)]) for number, side in kinds]
+    for side, masked in found:  # no choice is in two of them, and each rewrite gives its own another condition
         _Rewrite(gm, masked, side).run(backward)
     gm.graph.lint()
     gm.recompile()
@@ -80,7 +81,8 @@ def _is_masked_by(node: Node, number: int, side: int, numbers: Mapping[Node, int
     """Whether a call is a choice by that condition whose other branch is -inf, or 0 as in gradients."""
     if node.target is not aten.where.self or node.kwargs or numbers[_condition(node)] != number:
         return False
-    return side in (_kept_side(node, -math.inf), _kept_side(node, 0.0))
+    kept = _kept_side(node, -math.inf)
+    return side == (_kept_side(node, 0.0) if kept is None else kept)
 
 
 def _is_masked(node: Node) -> bool:

@@ -34,6 +34,7 @@ from torch.fx.node import map_arg
 from torch.utils.checkpoint import CheckpointPolicy
 
 from kgen.capture import rng, torch_adapter
+from kgen.capture.smooth import all_behind, is_smooth
 from kgen.capture.tangents import of_tangents
 from kgen.ir.program import MatrixSizes
 
@@ -134,7 +135,31 @@ def _attention_of(node: Node, backward: set[Node]) -> Attention | None:
     softmax = _softmax_of(node) if node not in backward else None
     if softmax is None or not any(map(grows, behind_elementwise([softmax.scores], _matrix(softmax.scores)))):
         return None
-    return _followed(softmax, backward)
+    return None if _jumps(softmax.scores) else _followed(softmax, backward)
+
+
+def _jumps(scores: Node) -> bool:
+    """Whether scores depend on how elements of a contraction compare with what was made of these and is not made again, such as
+    the fifth largest of a row: made again, the elements may have other bits."""
+    made = set(behind_elementwise([scores], _matrix(scores)))
+    for node in made:
+        if _is_elementwise(node) and not is_smooth(node):
+            read = set(_read_by(node, made))
+            if not all_behind(filter(grows, read)).isdisjoint(read - made):
+                return True
+    return False
+
+
+def _read_by(node: Node, made: set[Node]) -> Iterator[Node]:
+    """What a node is made of: contractions, and what is none of what is made again."""
+    seen, waiting = set[Node](), [node]
+    while waiting:
+        one = waiting.pop()
+        if one not in seen and one in made and _is_elementwise(one):
+            waiting += one.all_input_nodes
+        elif one not in seen:
+            yield one
+        seen.add(one)
 
 
 def _softmax_of(node: Node) -> Softmax | None:

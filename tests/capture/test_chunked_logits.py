@@ -148,6 +148,19 @@ def test_other_uses_are_right(loss: Loss) -> None:
         torch.testing.assert_close(got.double(), want.double(), rtol=1e-3, atol=1e-4)
 
 
+def with_maximum(x: Tensor, w: Tensor, b: Tensor, t: Tensor) -> Tensor:
+    """Its gradient goes where logits are equal to the maximum."""
+    logits = F.linear(x, w, b)
+    return F.cross_entropy(logits, t) + logits.max()
+
+
+def test_logits_are_not_compared_with_what_was_made_of_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Made again, a maximum may have other bits."""
+    changed = rewritten(monkeypatch)
+    test_other_uses_are_right(with_maximum)
+    assert not changed
+
+
 def test_small_logits_stay(monkeypatch: pytest.MonkeyPatch) -> None:
     changed = rewritten(monkeypatch)
     torch._dynamo.reset()

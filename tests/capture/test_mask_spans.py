@@ -106,6 +106,25 @@ def test_bounds_follow_from_what_they_bound(name: str, length: int, backward: bo
     torch.testing.assert_close(gm(*args), MASKS[name][0](*args))
 
 
+@pytest.mark.parametrize("backward", [False, True])
+def test_several_masks_have_spans_of_their_own(backward: bool) -> None:
+    """Two of data, and one that another choice turns round and a third adds."""
+
+    def several(q: Tensor, k: Tensor, v: Tensor, ids: Tensor) -> tuple[Tensor, ...]:
+        keep, other = ids[:, None] == ids[None, :], ids[:, None] <= ids[None, :]
+        found = [torch.where(one, scores(q, k), -math.inf).softmax(-1) @ v for one in (keep, other)]
+        turned = torch.where(other, -math.inf, scores(q, k)).softmax(-1).nan_to_num(0.0) @ v
+        added = (scores(q, k) + torch.where(other, 0.0, -math.inf) + torch.where(keep, -math.inf, 0.0)).exp() @ v
+        return *found, turned, added
+
+    args = arguments("documents", 48)
+    gm = make_fx(several, TABLE, tracing_mode="fake")(*args)
+    bounded(gm, backward)
+    assert len([node for node in gm.graph.nodes if node.target is WITHIN]) == 4
+    for mine, other in zip(gm(*args), several(*args), strict=True):
+        torch.testing.assert_close(mine, other)
+
+
 def test_what_indices_alone_decide_has_no_spans() -> None:
     def causal(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         n = torch.arange(q.shape[-2], device=q.device)
