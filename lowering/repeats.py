@@ -7,7 +7,7 @@ were written: rotary embeddings made anew in each layer, masks, matmuls with the
 from __future__ import annotations
 
 import operator
-from collections.abc import Hashable
+from collections.abc import Hashable, Sequence
 from typing import Any
 
 import torch
@@ -17,12 +17,15 @@ from torch.utils._pytree import tree_flatten
 
 from kgen.capture.operators import is_pure
 
+# Arguments of these types are equal where one stands for the other.
+_AS_THEY_ARE = (Node, int, bool, str, type(None), torch.dtype, torch.device, torch.layout, torch.memory_format)
+
 
 def drop_repeats(gm: GraphModule) -> None:
     """Lets users of a call read an earlier equal one. Both stay where both are in memory that the graph returns, for its owner
     may write to one of them; where memory was written in between; where what they give is no strided tensor; and where sizes
     are known at run time alone, for these have names."""
-    returned = {place for node in gm.graph.output_node().all_input_nodes for place in _storages(node) or ()}
+    returned = {place for node in gm.graph.output_node().all_input_nodes for place in _storages(_values(node)) or ()}
     known: dict[Hashable, tuple[Node, set[int]]] = {}  # calls, and the memory in which their results lie
     for node in list(gm.graph.nodes):
         if node.op != "call_function":
@@ -31,10 +34,11 @@ def drop_repeats(gm: GraphModule) -> None:
             if _may_write(node.target):
                 known.clear()
             continue
-        storages = _storages(node)
-        if storages is None or any(map(free_unbacked_symbols, _values(node))):
+        values = _values(node)
+        storages = _storages(values)
+        if storages is None or any(_is_symbolic(value) and free_unbacked_symbols(value) for value in values):
             continue
-        first, others = known.setdefault(_key(node), (node, storages))
+        first, others = known.setdefault(_key(node, values), (node, storages))
         is_returned = not returned.isdisjoint(storages)
         if first is node or (is_returned and not returned.isdisjoint(others)):
             continue
@@ -44,6 +48,11 @@ def drop_repeats(gm: GraphModule) -> None:
         gm.graph.erase_node(node)
 
 
+def _is_symbolic(value: torch.Tensor) -> bool:
+    """Whether some size is known at run time alone, or is a symbol."""
+    return not all(type(one) is int for one in (*value.shape, *value.stride(), value.storage_offset()))
+
+
 def _may_write(target: Any) -> bool:
     """Whether a call may change a tensor. Python's own functions are of numbers."""
     if isinstance(target, torch._ops.OpOverload):
@@ -51,15 +60,15 @@ def _may_write(target: Any) -> bool:
     return getattr(target, "__module__", "") not in ("_operator", "math", "torch")
 
 
-def _key(node: Node) -> Hashable:
+def _key(node: Node, values: Sequence[torch.Tensor]) -> Hashable:
     """Equal for equal calls with results in one layout: of numbers the type counts, and the sign of a zero."""
     leaves, shape = tree_flatten((node.args, node.kwargs))
-    layouts = tuple(str(value.stride()) for value in _values(node))
+    layouts = tuple(str(value.stride()) if _is_symbolic(value) else value.stride() for value in values)
     return (
         node.target,
-        str(shape),
+        shape,
         layouts,
-        tuple((type(leaf), leaf if isinstance(leaf, Node) else repr(leaf)) for leaf in leaves),
+        tuple((type(leaf), leaf if type(leaf) in _AS_THEY_ARE else repr(leaf)) for leaf in leaves),
     )
 
 
@@ -67,9 +76,8 @@ def _values(node: Node) -> list[Any]:
     return tree_flatten(node.meta.get("val"))[0]
 
 
-def _storages(node: Node) -> set[int] | None:
+def _storages(values: Sequence[Any]) -> set[int] | None:
     """The memory in which a node's results lie; None where that is not known, or they are no tensors."""
-    values = _values(node)
     if not all(isinstance(value, torch.Tensor) and value.layout is torch.strided for value in values):
         return None
     return {value.untyped_storage()._cdata for value in values} or None

@@ -10,7 +10,7 @@ import contextlib
 import itertools
 import operator
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Hashable, Sequence
 from typing import Any
 
 import torch
@@ -50,7 +50,7 @@ def has_repeated_matmuls(gm: GraphModule) -> bool:
 
 def hoist_matmuls(gm: GraphModule) -> list[Verdict]:
     """Writes matmuls of all iterations in front of their loops, in place."""
-    verdicts, seen = list[Verdict](), set[Node]()
+    verdicts, seen, known = list[Verdict](), set[Node](), dict[Hashable, list[int]]()
     if too_dynamic(gm) or any(changes_gradients(node) or changes_more(node) for node in gm.graph.nodes):
         return verdicts
     for found in find_carried(list(gm.graph.nodes))[:LOOPS]:
@@ -58,7 +58,7 @@ def hoist_matmuls(gm: GraphModule) -> list[Verdict]:
         if not seen.isdisjoint(nodes):
             continue
         with contextlib.suppress(Refused):
-            verdicts.append(_verdict(found, _hoisted(gm, found)))
+            verdicts.append(_verdict(found, _hoisted(gm, found, known)))
             seen.update(nodes)
     if verdicts:
         gm.graph.lint()
@@ -72,11 +72,11 @@ def _verdict(repeat: Repeat, matmuls: Sequence[int]) -> Verdict:
     return Verdict(first[0].name, first[-1].name, Outcome.BATCHED, Reason.INDEPENDENT_ITERATIONS, detail=detail)
 
 
-def _hoisted(gm: GraphModule, repeat: Repeat) -> list[int]:
+def _hoisted(gm: GraphModule, repeat: Repeat, known: dict[Hashable, list[int]]) -> list[int]:
     """Positions of the matmuls that are in front of the loop now. Raises Refused, and leaves the graph as it was."""
     writer = Writer(gm.graph, repeat.steps[0].nodes[0])
     try:
-        matmuls, steps = _free_matmuls(writer, repeat)
+        matmuls, steps = _free_matmuls(writer, repeat, known)
         rows = _batches(writer, repeat, matmuls, steps)
         _check_layouts(repeat, matmuls, rows)
     except Exception as cause:
@@ -99,12 +99,12 @@ def _batches(writer: Writer, repeat: Repeat, matmuls: Sequence[int], steps: set[
     return [[writer.call(operator.getitem, batch, k) for k in range(repeat.count)] for batch in batches]
 
 
-def _free_matmuls(writer: Writer, repeat: Repeat) -> tuple[list[int], set[int]]:
+def _free_matmuls(writer: Writer, repeat: Repeat, known: dict[Hashable, list[int]]) -> tuple[list[int], set[int]]:
     """Positions of matmuls that depend on no carried value, and of all steps that these depend on. Raises Refused."""
     refused = Refused("no matmul of a large matrix depends on no carried value")
     if not _large_matmuls(repeat, frozenset()):  # else all steps are run, to find out what they write
         raise refused
-    buffers = Buffers(writer, repeat)
+    buffers = Buffers(writer, repeat, known)
     found, needed = list[int](), set[int]()
     for position in _large_matmuls(repeat, buffers.touched):
         below = depended_on(repeat.steps, {position})

@@ -28,6 +28,8 @@ from kgen.capture.trial import Trial, storage_of
 __all__ = ["Buffers", "Memory", "Spot"]
 
 aten = torch.ops.aten
+# Arguments of these types say by their values whether two calls are equal.
+PLAIN = (int, float, bool, str, type(None), torch.dtype, torch.device, torch.layout, torch.memory_format)
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,16 +53,17 @@ class Buffers:
 
     `bases` are the tensors, `aliases` positions of steps that give parts of them, `names` of those that give all of one, and
     `written` positions of steps that write, each with the arguments that it writes into: `Inside` or the base itself. `repeat`
-    has the bases in the place of `names`."""
+    has the bases in the place of `names`. What calls write is added to `known`, and found there."""
 
-    def __init__(self, writer: Writer, repeat: Repeat) -> None:
+    def __init__(self, writer: Writer, repeat: Repeat, known: dict[Hashable, list[int]] | None = None) -> None:
         self.repeat = repeat
         self.inside = frozenset(repeat.nodes)
         self.bases = dict[int, Node]()
         self.aliases = dict[int, int]()
         self.written = dict[int, tuple[Any, ...]]()
         self.names = dict[int, Node]()
-        found = {k: nodes for k, step in enumerate(repeat.steps) if (nodes := _written_by(writer, step))}
+        tried = {} if known is None else known
+        found = {k: nodes for k, step in enumerate(repeat.steps) if (nodes := _written_by(writer, step, tried))}
         self.changed = frozenset(storage for node in itertools.chain(*found.values()) for storage in _storages(node))
         given = self.changed.intersection(storage for node in self._given() for storage in _storages(node))
         if given:
@@ -199,11 +202,20 @@ def _entry(offsets: Offsets, size: int) -> Any:
     return slice(None) if (start, length, step) == (0, size, 1) else slice(start, start + length * step, step)
 
 
-def _written_by(writer: Writer, step: Step) -> list[Node]:
-    """The arguments that the first iteration's node writes into. Each of them gets memory of its own to find out."""
+def _written_by(writer: Writer, step: Step, known: dict[Hashable, list[int]]) -> list[Node]:
+    """The arguments that the first iteration's node writes into."""
     node = step.nodes[0]
     if isinstance(node.target, torch._ops.HigherOrderOperator):
         raise Refused(f"{node.name} is a higher-order operator")
+    key, given = _call_of(node), node.all_input_nodes
+    found = _tried(writer, node) if key is None else known.get(key)
+    if found is None:
+        found = known[key] = _tried(writer, node)
+    return [given[k] for k in found]
+
+
+def _tried(writer: Writer, node: Node) -> list[int]:
+    """Which of its inputs a call writes into. Each of them gets memory of its own to find out."""
     with writer.mode, torch.no_grad():
         given = {one: pytree.tree_map_only(torch.Tensor, _like, example(one)) for one in node.all_input_nodes}
         args, kwargs = map_arg((node.args, node.kwargs), given.__getitem__)
@@ -212,7 +224,23 @@ def _written_by(writer: Writer, step: Step) -> list[Node]:
                 getattr(args[0], str(node.target))(*args[1:], **kwargs)
             else:
                 node.target(*args, **kwargs)  # type: ignore[operator]
-    return [one for one, value in given.items() if not trial.written.isdisjoint(_storages_of(value))]
+    return [k for k, value in enumerate(given.values()) if not trial.written.isdisjoint(_storages_of(value))]
+
+
+def _call_of(node: Node) -> Hashable:
+    """Equal for calls of one function with equal numbers and tensors of one layout; None of those that are not compared."""
+    leaves, shape = pytree.tree_flatten((node.args, node.kwargs))
+    places = {one: k for k, one in enumerate(node.all_input_nodes)}
+    described = list[Hashable]()
+    for leaf in leaves:
+        value = example(leaf) if isinstance(leaf, Node) else None
+        if isinstance(value, torch.Tensor) and all(type(one) is int for one in (*value.shape, *value.stride())):
+            described.append((places[leaf], value.shape, value.stride(), value.dtype, value.device, type(value)))
+        elif type(leaf) in PLAIN:
+            described.append((type(leaf), leaf))
+        else:
+            return None
+    return node.op, node.target, shape, tuple(described)
 
 
 def _like(value: torch.Tensor) -> torch.Tensor:

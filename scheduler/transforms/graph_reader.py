@@ -45,6 +45,9 @@ MODERATE = frozenset(
 )
 # Elementwise nodes, one reading the other, that are looked through.
 MOST_NODES = 48
+# Loads of a value that nodes are inlined to, at most: moving averages of moving averages read 25 elements each, and three of
+# them 15,625. What is larger is read from memory.
+MOST_LOADS = 512
 
 
 @dataclass(frozen=True, slots=True)
@@ -204,8 +207,12 @@ class Reader:
         if depth:
             return vs.replace_loads([value], lambda load: self._through(load, depth))[0]
         if value not in self.whole:
-            self.whole[value] = vs.replace_loads([value], lambda load: self._through(load, 0))[0]
+            found = vs.replace_loads([value], lambda load: self._through(load, 0))[0]
+            self.whole[value] = found if self._is_small(found) else value
         return self.whole[value]
+
+    def _is_small(self, value: Value) -> bool:
+        return len(self.loads(value)) <= MOST_LOADS
 
     def _through(self, load: Value, depth: int) -> Value | None:
         if load not in self.known:
@@ -219,6 +226,8 @@ class Reader:
             return None
         mapping: dict[Atom, Expr] = dict(zip(node.vars, index, strict=True))
         value = self.inlined(vs.cast(vs.substitute(node.value, mapping), ops.compute_dtype(dtype)), depth + 1)
+        if not self._is_small(value):
+            return None
         return vs.masked(load.args[0], value, vs.const(0, value.dtype)) if load.args else value
 
     def reduced(self, load: Value, op: str, along: Sequence[Var]) -> Value | None:

@@ -12,9 +12,12 @@ from torch import Tensor
 
 import kgen
 from kgen.device import Device
+from kgen.ir import nodes as ir
+from kgen.ir import values as vs
 from kgen.ir.program import Program
 from kgen.scheduler import Options
 from kgen.scheduler.transforms import recognition
+from kgen.scheduler.transforms.graph_reader import MOST_LOADS, Reader
 from kgen.scheduler.transforms.recognition import MOST_CANDIDATES, recognised
 from kgen.templates import registry
 from kgen.verdict import FusionDemand, Outcome, Reason, Verdict
@@ -197,3 +200,19 @@ def test_explain_says_what_is_in_the_way_and_where(capsys):
     assert f"illegal: {Reason.NOT_ELEMENTWISE.value} (aten.cumsum.default at test_near_programs.py:" in printed
     assert ".cumsum(-1)" in printed
     assert "to change it: move that operator" in printed
+
+
+def smoothed(x: Tensor, w: Tensor, v: Tensor) -> Tensor:
+    """What moving averages leave, of which each reads 25 elements of the one before it."""
+    scores = x @ w
+    for _ in range(4):
+        scores = scores - F.avg_pool1d(scores, 25, 1, 12)
+    return scores @ v
+
+
+def test_averages_of_averages_are_not_inlined_for_ever():
+    graph = lowered(smoothed, [r(3, 7, 10), r(3, 10, 60), r(3, 60, 5)])
+    reader = Reader.of(graph)
+    made = [reader.inlined(node.value) for node in graph.nodes if isinstance(node, ir.Pointwise)]
+    assert max(len(vs.loads([value])) for value in made) > 25
+    assert all(len(vs.loads([value])) <= MOST_LOADS for value in made)
