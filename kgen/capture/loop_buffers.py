@@ -230,12 +230,12 @@ def _tried(writer: Writer, node: Node) -> list[int]:
 def _call_of(node: Node) -> Hashable:
     """Equal for calls of one function with equal numbers and tensors of one layout; None of those that are not compared."""
     leaves, shape = pytree.tree_flatten((node.args, node.kwargs))
-    places = {one: k for k, one in enumerate(node.all_input_nodes)}
+    order = {one: k for k, one in enumerate(node.all_input_nodes)}
     described = list[Hashable]()
     for leaf in leaves:
         value = example(leaf) if isinstance(leaf, Node) else None
         if isinstance(value, torch.Tensor) and all(type(one) is int for one in (*value.shape, *value.stride())):
-            described.append((places[leaf], value.shape, value.stride(), value.dtype, value.device, type(value)))
+            described.append((order[leaf], value.shape, value.stride(), value.dtype, value.device, type(value)))
         elif type(leaf) in PLAIN:
             described.append((type(leaf), leaf))
         else:

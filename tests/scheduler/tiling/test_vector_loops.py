@@ -111,5 +111,5 @@ def summed_columns(x: Tensor) -> Tensor:
 )
 def test_lanes_of_many_values_take_one_register(fn: Callable[[Tensor], object], x: Tensor, registers: int) -> None:
     plan = planned(fn, x, gpu=False)
-    nests = [choose_loops(k, plan.graph, Sizes({}), 32) for k in plan.kernels if isinstance(k, Kernel) and k.inner]
-    assert [(nest.vertical, nest.lanes) for nest in nests] == [(True, 8 * registers)]
+    found = [choose_loops(k, plan.graph, Sizes({}), 32) for k in plan.kernels if isinstance(k, Kernel) and k.inner]
+    assert [(nest.vertical, nest.lanes) for nest in found] == [(True, 8 * registers)]
