@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
@@ -45,9 +46,9 @@ MODERATE = frozenset(
 )
 # Elementwise nodes, one reading the other, that are looked through.
 MOST_NODES = 48
-# Loads of a value that nodes are inlined to, at most: moving averages of moving averages read 25 elements each, and three of
-# them 15,625. What is larger is read from memory.
-MOST_LOADS = 512
+# Elements of one buffer that such a node reads, at most. Windows read more, and no step's result is a function of several
+# elements of one contraction: three moving averages of 25 elements, one of the other, would be inlined to 15,625 loads.
+MOST_ELEMENTS = 8
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,6 +101,7 @@ class Reader:
     whole: dict[Value, Value] = field(default_factory=dict)  # values by what they are inlined to
     found: dict[Value, list[Value]] = field(default_factory=dict)  # the loads of values
     finite: dict[str, bool] = field(default_factory=dict)  # whether elementwise nodes make finite numbers of such
+    transparent: dict[str, bool] = field(default_factory=dict)  # whether elementwise nodes are looked through
     inputs: dict[int, tuple[ir.Node, tuple[str, ...]]] = field(default_factory=dict)  # nodes by identity, and what they read
 
     @classmethod
@@ -207,12 +209,8 @@ class Reader:
         if depth:
             return vs.replace_loads([value], lambda load: self._through(load, depth))[0]
         if value not in self.whole:
-            found = vs.replace_loads([value], lambda load: self._through(load, 0))[0]
-            self.whole[value] = found if self._is_small(found) else value
+            self.whole[value] = vs.replace_loads([value], lambda load: self._through(load, 0))[0]
         return self.whole[value]
-
-    def _is_small(self, value: Value) -> bool:
-        return len(self.loads(value)) <= MOST_LOADS
 
     def _through(self, load: Value, depth: int) -> Value | None:
         if load not in self.known:
@@ -222,13 +220,20 @@ class Reader:
     def _inlined(self, load: Value, depth: int) -> Value | None:
         name, index, dtype = load.attr
         node = self.makers.get(name)
-        if not isinstance(node, ir.Pointwise) or not (name in self.derived or not vs.loads([node.value]) or _is_joined(node)):
+        if not isinstance(node, ir.Pointwise) or not self._is_transparent(node):
             return None
         mapping: dict[Atom, Expr] = dict(zip(node.vars, index, strict=True))
         value = self.inlined(vs.cast(vs.substitute(node.value, mapping), ops.compute_dtype(dtype)), depth + 1)
-        if not self._is_small(value):
-            return None
         return vs.masked(load.args[0], value, vs.const(0, value.dtype)) if load.args else value
+
+    def _is_transparent(self, node: ir.Pointwise) -> bool:
+        """Whether a node is looked through: of loads at many places it is asked again and again."""
+        if node.out not in self.transparent:
+            loads = vs.loads([node.value])
+            of_each = Counter(load.attr[0] for load in loads if load.attr[0] in self.derived)
+            few = max(of_each.values(), default=0) <= MOST_ELEMENTS
+            self.transparent[node.out] = few and (node.out in self.derived or not loads or _is_joined(node))
+        return self.transparent[node.out]
 
     def reduced(self, load: Value, op: str, along: Sequence[Var]) -> Value | None:
         """What the reduction `op` along these loops reduces to make the element that is loaded; None: it is no such load."""

