@@ -5,12 +5,19 @@ from __future__ import annotations
 from kgen.templates.contract import contraction
 from kgen.templates.pattern import elementwise, program, softmax
 
-__all__ = ["ATTENTION", "GRADIENT", "GRADIENT_OF_SCORES", "GRADIENT_OF_TABLE", "GRADIENT_OF_VALUES"]
+__all__ = ["ATTENTION", "GRADIENT", "GRADIENT_OF_SCORES", "GRADIENT_OF_TABLE", "GRADIENT_OF_VALUES", "MULTIPLIED_ATTENTION"]
 
 ATTENTION = program(
     scores=contraction("b,m,d", "b,n,d -> b,m,n"),
     weights=softmax("scores", over="n", logsumexp=True),
     out=contraction("weights", "b,n,v -> b,m,v"),
+)
+# With weights that something multiplies before they weigh values: dropout's zeros, or a gate.
+MULTIPLIED_ATTENTION = program(
+    scores=contraction("b,m,d", "b,n,d -> b,m,n"),
+    weights=softmax("scores", over="n", logsumexp=True),
+    multiplied=elementwise("weights"),
+    out=contraction("multiplied", "b,n,v -> b,m,v"),
 )
 # That of queries and, with rows and columns exchanged, that of keys.
 GRADIENT = program(

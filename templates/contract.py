@@ -558,8 +558,9 @@ def _check_source(
     own: Sequence[str],
     fail: Callable[..., Exception],
 ) -> tuple[set[str], set[str]]:
-    """Every operand is read, the results are stored, all of them at once, and nothing is rendered that nobody defines. The
-    names that are used, and these with the attributes of what they name."""
+    """Every operand is read, the results are stored, all of them at once, and nothing is rendered that nobody defines, unless
+    the file asks whether somebody does: it may be that of several programs. The names that are used, and these with the
+    attributes of what they name."""
     try:
         syntax = environment(path.parent).parse(path.read_text())
     except jinja2.TemplateSyntaxError as error:
@@ -567,7 +568,8 @@ def _check_source(
     used = set(jinja2.meta.find_undeclared_variables(syntax))
     rendered = used | {node.attr for node in syntax.find_all(jinja2.nodes.Getattr)}  # a slot may be that of a part
     _check_head(syntax, path, fail)
-    unknown = sorted(used - {*operands, *results, *names, *own} - GIVEN)
+    asked = {node.node.name for node in syntax.find_all(jinja2.nodes.Test) if node.name == "defined"}
+    unknown = sorted(used - {*operands, *results, *names, *own} - GIVEN - asked)
     for slot in operands:
         if slot not in rendered:
             meant = f", but {', '.join(unknown)}: no slot, no knob and no axis" if unknown else ""

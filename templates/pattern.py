@@ -79,7 +79,7 @@ class Normalised:
 
 @dataclass(frozen=True, slots=True)
 class Combined:
-    """A step of a program: one element each of contractions made into one."""
+    """A step of a program: one element each of contractions made into one, or weights of a softmax times something."""
 
     of: tuple[str, ...]
 
@@ -147,7 +147,11 @@ def softmax(of: str, over: str, *, logsumexp: bool = False) -> Normalised:
 
 def elementwise(*of: str) -> Combined:
     """A step of a `program`: any function of one element each of the contractions `of`, over the same axes, of indices and of
-    memory. Several such steps may read one contraction."""
+    memory. Several such steps may read one contraction.
+
+    ``elementwise("weights")`` of a `softmax` multiplies each weight by a function of indices and of memory, as dropout does.
+    Its slot may be applied to exponentials that are divided by their sum later. Weights that nothing multiplies are those of
+    another program."""
     return Combined(of)
 
 
@@ -186,7 +190,8 @@ def _check_reads(step: Step, made: dict[str, Step]) -> None:
 
 
 def _combined(name: str, one: Combined, made: dict[str, Step]) -> Step:
-    wrong = [of for of in one.of if not isinstance(made.get(of), Contract)]
+    known = (Contract, Softmax) if len(one.of) == 1 else (Contract,)
+    wrong = [of for of in one.of if not isinstance(made.get(of), known)]
     if wrong or not one.of:
         problem = f"no earlier contraction is called {wrong[0]}" if wrong else "it is elementwise of nothing"
         raise errors.BadTemplate(template=name, problem=problem)

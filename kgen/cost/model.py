@@ -380,7 +380,11 @@ def _row_seconds(problem: Problem, step: Softmax) -> float:
 
 
 def _elementwise_seconds(problem: Problem, step: Elementwise) -> float:
-    """The time of a kernel that reads elements of contractions, and writes what a slot makes of them."""
+    """The time of a kernel that reads elements of contractions, and writes what a slot makes of them. Weights are multiplied by
+    the kernel that makes them."""
+    program = problem.template.implements.program
+    if program is None or program.multiplies(step):
+        return 0.0
     moved = (len(step.of) + 1) * _past_caches(problem, problem.bytes_over(step.axes))
     return moved / (problem.device.bandwidth * STREAM_RATE) + LAUNCH[problem.device.kind]
 

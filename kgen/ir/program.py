@@ -3,12 +3,13 @@ loops and values that a program is applied to are those of an `ir.Operation`.
 
 A step takes operands of the program (by number) or results of earlier steps (by name). `Contract` is the sum of products over
 the axes that its result lacks; `Softmax` normalises along one axis, and of a row that is -inf as a whole it makes NaN, or zeros
-where the operation says so; `Elementwise` is a function of one element each of contractions over the same axes. Each operand is
-used once, each step but the last by one step, or by several of which all are `Elementwise`. What a `Contract` makes passes
-through a *middle slot* before the next step sees it: any function of the one element, of the indices, and of memory. Where
-`Elementwise` steps read it, these have the slots, each a function of the elements that it reads. A `Softmax` may have a second
-result, the *log-sum-exp* of each row, which passes through a slot of its own. Programs are equal whether they have it or not:
-it is made only where somebody reads it.
+where the operation says so; `Elementwise` is a function of one element each of contractions over the same axes, or multiplies
+the weights of one softmax by a function of indices and of memory: some may be made 0, as by dropout. Each operand is used once,
+each step but the last by one step, or by several of which all are `Elementwise`. What a `Contract` makes passes through a
+*middle slot* before the next step sees it: any function of the one element, of the indices, and of memory. Where `Elementwise`
+steps read it, these have the slots, each a function of the elements that it reads. A `Softmax` may have a second result, the
+*log-sum-exp* of each row, which passes through a slot of its own. Programs are equal whether they have it or not: it is made
+only where somebody reads it.
 
 A program over one operator's loops has axes of other lengths than another one: equality of two programs is that of their
 `canonical` forms, in which axes and steps are named in the order in which they appear.
@@ -73,7 +74,8 @@ class Softmax:
 
 @dataclass(frozen=True, slots=True)
 class Elementwise:
-    """``name[axes] = f(of...)``: any function of one element each of the contractions `of`, all over the same axes."""
+    """``name[axes] = f(of...)``: any function of one element each of the contractions `of`, all over the same axes. Of a
+    softmax, which is alone then, each weight times something: a kernel may apply it before weights are divided by their sum."""
 
     name: str
     of: tuple[str, ...]
@@ -146,6 +148,10 @@ class Program:
     def reader(self, step: Step) -> Step:
         """The step that reads what goes through the slot of another one."""
         return next(s for s in self.steps if step.name in s.reads)
+
+    def multiplies(self, step: Step) -> bool:
+        """Whether a step multiplies the weights of a softmax."""
+        return isinstance(step, Elementwise) and isinstance(self.step(step.of[0]), Softmax)
 
     def elements(self, step: Contract | Elementwise) -> tuple[str, ...]:
         """The steps of whose elements the function in a step's slot is."""

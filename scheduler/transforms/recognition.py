@@ -43,7 +43,7 @@ from kgen.scheduler.transforms.graph_reader import COMPUTATIONS, Longer, Reader
 from kgen.scheduler.transforms.near_programs import Miss, nearest
 from kgen.scheduler.transforms.program_ends import End, SplitSum, by_preference, ends_of, may_end, one_hot
 from kgen.scheduler.transforms.second_results import Rows, Shared, may_read_second, rewritten, shared
-from kgen.scheduler.transforms.softmax_form import bare
+from kgen.scheduler.transforms.softmax_form import bare, factors
 from kgen.templates import registry
 from kgen.verdict import FusionDemand, OperatorCall, Outcome, Reason, Verdict
 
@@ -628,9 +628,28 @@ class _Search:
             yield replace(match, operands={**match.operands, ref: (value, kind)})
             return
         step, value = self.program.step(ref), self.reader.inlined(value)
-        if not isinstance(step, Softmax):
+        if isinstance(step, Elementwise) and self.program.multiplies(step):
+            yield from self._multiple(step, value, reader, match)
+        elif isinstance(step, Softmax):
+            yield from self._weights(step, value, reader, match)
+        else:
             yield from self._middle(step, value, match)
+
+    def _multiple(self, step: Elementwise, value: Value, reader: Contract, match: _Match) -> Iterator[_Match]:
+        """Weights times something that is made of no contraction: a slot may read what is in memory before the program runs."""
+        softmax, along = self.program.step(step.of[0]), match.sums[reader.name]
+        assert isinstance(softmax, Softmax)
+        found = next((one for one in factors(value) if self.reader.weights(one.part, along) is not None), None)
+        if found is None:
             return
+        made = vs.step_result(softmax.name, found.part.dtype)
+        function = found.times(made)
+        if function is made or not self.reader.derived.isdisjoint(load.attr[0] for load in vs.loads([function])):
+            return
+        for one in self._weights(softmax, found.part, reader, match):
+            yield replace(one, slots={**one.slots, step.name: function})
+
+    def _weights(self, step: Softmax, value: Value, reader: Contract, match: _Match) -> Iterator[_Match]:
         along, before = match.sums[reader.name], self.program.step(step.of)
         filled = ix.lower_bound(ix.product(v.extent for v in along)) >= 1  # weights of nothing are no sum of nothing
         if not filled or self.program.reduced(reader) != (step.over,) or not isinstance(before, Contract):

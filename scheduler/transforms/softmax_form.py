@@ -4,11 +4,15 @@ place of rows that are masked as a whole where somebody asked for that."""
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
+from functools import partial
 
+from kgen.ir import values as vs
 from kgen.ir.values import Value
 
+# Operations, one behind the other, by which a value is a multiple of something.
+MOST_FACTORS = 6
 # Of a load and the name of a reduction: what that reduces to make the element, or None.
 Reduced = Callable[[Value, str], Value | None]
 
@@ -23,6 +27,15 @@ class Weights:
     total: Value
     safe: bool
     kept: Value | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Factor:
+    """A part of a value, and what makes of it the value in float32, unrounded. Of a multiple of the part, that is the same
+    multiple."""
+
+    part: Value
+    times: Callable[[Value], Value]
 
 
 @dataclass(frozen=True, slots=True)
@@ -156,6 +169,34 @@ def _safe_by_rows(value: Value, reduced: Reduced, part: Callable[[Value], Value]
         return None
     compared, limit = some.args[0].args
     return replace(found, safe=True) if bare(compared) is found.of and _is_number(limit, -math.inf) else None
+
+
+def factors(value: Value, most: int = MOST_FACTORS) -> Iterator[Factor]:
+    """Of what a value is a multiple, the largest parts first."""
+    for one in _factors(bare(value)) if most else ():
+        yield one
+        for inner in factors(one.part, most - 1):
+            yield Factor(inner.part, partial(_after, one.times, inner.times))
+
+
+def _after(outer: Callable[[Value], Value], inner: Callable[[Value], Value], value: Value) -> Value:
+    return outer(inner(value))
+
+
+def _factors(value: Value) -> Iterator[Factor]:
+    """The same by one operation."""
+    if value.op == "cast" and value.dtype.is_floating_point and value.args[0].dtype.is_floating_point:
+        yield Factor(bare(value.args[0]), lambda part: part)
+    elif value.op == "mul":
+        for one, other in (value.args, value.args[::-1]):
+            yield Factor(bare(one), lambda part, by=other: vs.call("mul", part, vs.cast(by, part.dtype)))  # type: ignore[misc]
+    elif value.op == "truediv":
+        one, other = value.args
+        yield Factor(bare(one), lambda part: vs.call("truediv", part, vs.cast(other, part.dtype)))
+    elif value.op == "where" and (chosen := _number_apart(value, 0)) is not None:
+        condition, holds = _without(value, chosen)
+        kept = vs.call("not", condition) if holds else condition
+        yield Factor(bare(value.args[3 - chosen]), lambda part: vs.where(kept, part, vs.const(0, part.dtype)))
 
 
 def bare(value: Value) -> Value:

@@ -14,7 +14,7 @@ import torch
 from kgen.ir import index as ix
 from kgen.ir import values as vs
 from kgen.ir.program import MatrixSizes
-from kgen.templates.attention_programs import ATTENTION
+from kgen.templates.attention_programs import ATTENTION, MULTIPLIED_ATTENTION
 from kgen.templates.base import KernelTemplate, Resources
 from kgen.templates.contract import Config, knob, operand, result, template
 from kgen.templates.problem import Problem, memoised, memoised_at_sizes
@@ -84,10 +84,7 @@ class Facts:
         return self.factor * math.log2(math.e)
 
 
-@template(implements=ATTENTION, device="cuda", source="attention.py.jinja", name="triton_attention")
-class Attention(KernelTemplate):
-    """O[b, m, v] = sum over n of softmax(scores(Q[b, m, :] K[b, n, :]))[n] V[b, n, v]."""
-
+class _Attention(KernelTemplate):
     Q, K, V, O = operand("b", "m", "d"), operand("b", "n", "d"), operand("b", "n", "v"), result("b", "m", "v")  # noqa: E741
     L = result("b", "m")
     BLOCK_M, BLOCK_N = knob(64, 128, 32, 16), knob(64, 128, 32)
@@ -126,6 +123,22 @@ class Attention(KernelTemplate):
 
     def uncalibrated(self, problem: Problem) -> str | None:
         return attention_estimate.unmeasured(problem, max(padded_length(problem.size(axis)) for axis in "dv"), MEASURED)
+
+
+@template(implements=ATTENTION, device="cuda", source="attention.py.jinja", name="triton_attention")
+class Attention(_Attention):
+    """O[b, m, v] = sum over n of softmax(scores(Q[b, m, :] K[b, n, :]))[n] V[b, n, v]."""
+
+
+@template(implements=MULTIPLIED_ATTENTION, device="cuda", source="attention.py.jinja", name="triton_attention_multiplied")
+class MultipliedAttention(_Attention):
+    """The same with weights that are multiplied by a function of indices and of memory, as dropout does."""
+
+    def is_measured(self, sizes: MatrixSizes, arch: int) -> bool:
+        return False
+
+    def uncalibrated(self, problem: Problem) -> str | None:
+        return "no GPU has measured weights that something multiplies"
 
 
 def refuse(problem: Problem) -> str | None:
@@ -196,10 +209,10 @@ def registers(problem: Problem, config: Config) -> int:
 
 @memoised
 def _bytes_of_slot(problem: Problem) -> int:
-    """Bytes of the tensors that a score's function reads for each score of its own."""
-    middle = problem.middles["scores"]
+    """Bytes of the tensors that the functions of a score and of a weight read for each score of its own."""
+    functions = [middle.function() for middle in problem.middles.values()]
     rows, columns = frozenset(problem.loops["m"]), frozenset(problem.loops["n"])
-    loads = {load: ix.free_atoms(load.attr[1][0]) for load in vs.loads([middle.function()])}
+    loads = {load: ix.free_atoms(load.attr[1][0]) for load in vs.loads(functions)}
     return sum(load.attr[2].itemsize for load, atoms in loads.items() if rows & atoms and columns & atoms)
 
 
