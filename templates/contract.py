@@ -568,7 +568,8 @@ def _check_source(
     used = set(jinja2.meta.find_undeclared_variables(syntax))
     rendered = used | {node.attr for node in syntax.find_all(jinja2.nodes.Getattr)}  # a slot may be that of a part
     _check_head(syntax, path, fail)
-    asked = {one.node.name for one in syntax.find_all(jinja2.nodes.Test) if isinstance(one.node, jinja2.nodes.Name)}
+    tests = (one for one in syntax.find_all(jinja2.nodes.Test) if one.name == "defined")
+    asked = {one.node.name for one in tests if isinstance(one.node, jinja2.nodes.Name)}
     unknown = sorted(used - {*operands, *results, *names, *own} - GIVEN - asked)
     for slot in operands:
         if slot not in rendered:

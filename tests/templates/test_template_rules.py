@@ -36,10 +36,12 @@ from tests.kernels import plans
 pytestmark = pytest.mark.none
 ROOT = Path(__file__).resolve().parents[2]
 JINJA = sorted(path for folder in ("templates", "examples") for path in (ROOT / folder).rglob("*.jinja"))
-# Text, `if`, `for`, slot calls and the names of their results, and macros for what an author writes twice.
+# Text, `if`, `for`, slot calls and the names of their results, whether a program has a step, and macros for what an author
+# writes twice.
 ALLOWED = (
     jn.Template, jn.Output, jn.TemplateData, jn.If, jn.For, jn.Macro, jn.Assign, jn.Name, jn.Const, jn.Getattr, jn.Call,
     jn.Keyword, jn.List, jn.Tuple, jn.Dict, jn.Pair, jn.CondExpr, jn.Compare, jn.Operand, jn.And, jn.Or, jn.Not, jn.Concat,
+    jn.Test,
 )  # fmt: skip
 # Modules that use regular expressions. None decides from generated text how a kernel is built: they read names and types
 # (`tensor_map`, `kernel_call`, `render`), what tools and other people's sources say (`toolchain`, `triton`), and PTX (`ptx`,
@@ -65,6 +67,7 @@ def test_no_state_in_jinja(path: Path) -> None:
 def test_no_logic_in_jinja(name: str) -> None:
     found = list(syntax(registry.find(name).source).find_all(jn.Node))
     assert {type(node).__name__ for node in found} <= {kind.__name__ for kind in ALLOWED}
+    assert {node.name for node in found if isinstance(node, jn.Test)} <= {"defined"}
     calls = [node.node.name for node in found if isinstance(node, jn.Call) and isinstance(node.node, jn.Name)]
     assert set(calls) <= {"kernel", "range"} | {node.name for node in found if isinstance(node, jn.Macro)}
 

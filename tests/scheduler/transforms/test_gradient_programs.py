@@ -75,8 +75,12 @@ def test_elementwise_steps_may_share_a_contraction() -> None:
 BAD = {
     "unknown": (lambda: program(p=elementwise("s"), o=contraction("p", "n,v -> m,v")), "no earlier contraction is called s"),
     "of nothing": (lambda: program(**LEFT, p=elementwise(), o=contraction("s", "n,v -> m,v")), "elementwise of nothing"),
-    "of a softmax": (
-        lambda: program(**LEFT, w=softmax("s", over="n"), p=elementwise("w"), o=contraction("p", "n,v -> m,v")), "no earlier",
+    "of a softmax and a contraction": (
+        lambda: program(
+            **LEFT, w=softmax("s", over="n"), t=contraction("m,e", "n,e -> m,n"), p=elementwise("t", "w"),
+            o=contraction("p", "n,v -> m,v"),
+        ),
+        "no earlier contraction is called w",
     ),
     "other axes": (
         lambda: program(**LEFT, t=contraction("n,d", "m,d -> n,m"), p=elementwise("s", "t"), o=contraction("p", "n,v -> m,v")),
