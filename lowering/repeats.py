@@ -15,10 +15,7 @@ from torch.fx import GraphModule, Node
 from torch.fx.experimental.symbolic_shapes import free_unbacked_symbols
 from torch.utils._pytree import tree_flatten
 
-from kgen.capture.operators import is_pure
-
-# Arguments of these types are equal where one stands for the other.
-_AS_THEY_ARE = (Node, int, bool, str, type(None), torch.dtype, torch.device, torch.layout, torch.memory_format)
+from kgen.capture.operators import PLAIN, is_pure
 
 
 def drop_repeats(gm: GraphModule) -> None:
@@ -68,7 +65,7 @@ def _key(node: Node, values: Sequence[torch.Tensor]) -> Hashable:
         node.target,
         shape,
         layouts,
-        tuple((type(leaf), leaf if type(leaf) in _AS_THEY_ARE else repr(leaf)) for leaf in leaves),
+        tuple((type(leaf), leaf if type(leaf) in (Node, *PLAIN) else repr(leaf)) for leaf in leaves),
     )
 
 

@@ -21,6 +21,7 @@ from torch.utils import _pytree as pytree
 from kgen.capture.accesses import Offsets, offsets_of
 from kgen.capture.batch_body import counted
 from kgen.capture.batch_views import Writer
+from kgen.capture.operators import PLAIN
 from kgen.capture.regions import Refused, columns, example, index_of
 from kgen.capture.repeats import Carried, Column, Inside, Repeat, Step, mapped
 from kgen.capture.trial import Trial, storage_of
@@ -28,8 +29,6 @@ from kgen.capture.trial import Trial, storage_of
 __all__ = ["Buffers", "Memory", "Spot"]
 
 aten = torch.ops.aten
-# Arguments of these types say by their values whether two calls are equal.
-PLAIN = (int, float, bool, str, type(None), torch.dtype, torch.device, torch.layout, torch.memory_format)
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,15 +54,14 @@ class Buffers:
     `written` positions of steps that write, each with the arguments that it writes into: `Inside` or the base itself. `repeat`
     has the bases in the place of `names`. What calls write is added to `known`, and found there."""
 
-    def __init__(self, writer: Writer, repeat: Repeat, known: dict[Hashable, list[int]] | None = None) -> None:
+    def __init__(self, writer: Writer, repeat: Repeat, known: dict[Hashable, list[int]]) -> None:
         self.repeat = repeat
         self.inside = frozenset(repeat.nodes)
         self.bases = dict[int, Node]()
         self.aliases = dict[int, int]()
         self.written = dict[int, tuple[Any, ...]]()
         self.names = dict[int, Node]()
-        tried = {} if known is None else known
-        found = {k: nodes for k, step in enumerate(repeat.steps) if (nodes := _written_by(writer, step, tried))}
+        found = {k: nodes for k, step in enumerate(repeat.steps) if (nodes := _written_by(writer, step, known))}
         self.changed = frozenset(storage for node in itertools.chain(*found.values()) for storage in _storages(node))
         given = self.changed.intersection(storage for node in self._given() for storage in _storages(node))
         if given:
@@ -236,7 +234,7 @@ def _call_of(node: Node) -> Hashable:
         value = example(leaf) if isinstance(leaf, Node) else None
         if isinstance(value, torch.Tensor) and all(type(one) is int for one in (*value.shape, *value.stride())):
             described.append((order[leaf], value.shape, value.stride(), value.dtype, value.device, type(value)))
-        elif type(leaf) in PLAIN:
+        elif type(leaf) is float or type(leaf) in PLAIN:
             described.append((type(leaf), leaf))
         else:
             return None

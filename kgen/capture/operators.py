@@ -29,6 +29,8 @@ from kgen.ir.nodes import Origin
 from kgen.option_names import near
 from kgen.verdict import DEMANDS, OperatorCall
 
+# Arguments of these types say by their values whether two calls are equal; so do floats but for the sign of a zero.
+PLAIN = (int, bool, str, type(None), torch.dtype, torch.device, torch.layout, torch.memory_format)
 # Operators whose results hold whatever was in memory.
 _EMPTY = (
     "aten::empty",

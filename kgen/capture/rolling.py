@@ -133,7 +133,7 @@ class _Loop:
                 raise Refused(f"{node.name} changes what other operators do")
         each = [one.nodes if isinstance(one, Each) else one.step.nodes for one in leaves(repeat.steps, Each | Lifted)]
         self.items = {node for node in itertools.chain(*each) if _reads_item(node)}
-        self.buffers = Buffers(writer, _with_stacks(writer, repeat))
+        self.buffers = Buffers(writer, _with_stacks(writer, repeat), {})
         self.repeat = self.buffers.repeat
 
     def write(self) -> str:
