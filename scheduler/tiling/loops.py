@@ -193,6 +193,13 @@ def runs_along(offset: Expr, v: Var, sizes: Sizes) -> bool:
     return set(_steps(offset, v, sizes, MOST_REPEATS)) == {0, 1}
 
 
+def usual_steps(offset: Expr, v: Var, sizes: Sizes) -> list[int]:
+    """How far apart neighbours along a loop are in its middle, point by point; nothing where data decide."""
+    return [] if any(isinstance(atom, ix.Indirect) for atom in ix.free_atoms(offset)) else [
+        abs(step) for step in _steps(offset, v, sizes, MOST_REPEATS)
+    ]  # fmt: skip
+
+
 def _steps(offset: Expr, v: Var, sizes: Sizes, count: int) -> list[int]:
     """What the offset grows by from the middle of a loop on, point by point."""
     middle = sizes.of(v.extent) // 2

@@ -35,6 +35,7 @@ from kgen.scheduler.tiling.loops import (
     runs_along,
     stride_along,
     unflattened,
+    usual_steps,
     usual_stride,
 )
 from kgen.scheduler.tiling.registers import registers_of_a_point, registers_of_a_row
@@ -328,7 +329,8 @@ def _once(s: Statement, kernel: Kernel) -> Statement:
 
 
 def _second_axis(kernel: Kernel, touches: list[Touch], sizes: Sizes) -> Var | None:
-    """The loop along which some access is contiguous that strides along the last loop: tiles over both serve both."""
+    """The loop along which some access is contiguous, or has several elements in a sector, that strides along the last loop:
+    tiles over both serve both."""
     if len(kernel.outer) < 2 or sizes.of(kernel.outer[-1].extent) < MIN_TILE:
         return None
     fast = kernel.outer[-1]
@@ -338,9 +340,21 @@ def _second_axis(kernel: Kernel, touches: list[Touch], sizes: Sizes) -> Var | No
         if (stride is not None and abs(stride) <= 1) or runs_along(touch.offset, fast, sizes):
             continue
         for v in kernel.outer[:-1]:
-            if runs_along(touch.offset, v, sizes) and sizes.of(v.extent) >= MIN_TILE:
+            near = runs_along(touch.offset, v, sizes) or _shares_sectors(kernel, touch, v, sizes)
+            if near and sizes.of(v.extent) >= MIN_TILE:
                 weights[v] = weights.get(v, 0) + touch.distinct
     return max(weights, key=lambda v: weights[v]) if weights else None
+
+
+def _shares_sectors(kernel: Kernel, touch: Touch, v: Var, sizes: Sizes) -> bool:
+    """Whether sectors have several neighbours along a loop, and none, or two of them, along the last one: the pixels that a
+    convolution makes as channels lie so."""
+    each = touch.bytes // max(1, sizes.points((*kernel.outer, *kernel.inner)))
+    stride = usual_stride(touch.offset, v, sizes)
+    if not stride or 2 * abs(stride) * each > SECTOR:
+        return False
+    steps = usual_steps(touch.offset, kernel.outer[-1], sizes)
+    return 2 * sum(step * each >= SECTOR for step in steps) >= len(steps) > 0
 
 
 def _with_long_rows(kernel: Kernel, graph: ir.Graph, sizes: Sizes, reorder: bool) -> Kernel:

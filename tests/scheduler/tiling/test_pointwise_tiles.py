@@ -66,6 +66,25 @@ def test_threads_have_as_many_neighbours_as_are_masked_together(length: int, dty
     assert f"tl.max_contiguous(xi, {points})" in text or not points
 
 
+def shuffled(x: Tensor) -> Tensor:
+    """Channels of channels-last images as pixels."""
+    return F.pixel_shuffle(x * 2, 2).contiguous()
+
+
+def test_pixels_that_were_channels_are_read_in_full_sectors() -> None:
+    """Along a row of the result each thread would read two numbers of a sector."""
+    plan = planned(shuffled, filters(2, 128, 60, 83).to(torch.bfloat16))
+    tiling = choose_tiles(plan.kernels[0], plan.graph, Sizes({}), Gpu())
+    assert [v.extent.as_int() for v in tiling.x] == [166]
+    assert tiling.y[-1].extent.as_int() == 32
+
+
+@pytest.mark.interpret
+def test_values_of_pixels_that_were_channels() -> None:
+    x = filters(2, 128, 5, 9)
+    torch.testing.assert_close(compiled(shuffled, x), shuffled(x))
+
+
 def test_a_plane_takes_neighbours_with_its_rows() -> None:
     """Pairs along another axis would leave every other element of a sector to another program."""
     rows, columns, pair = ix.var("rows", 784), ix.var("columns", 32), ix.var("pair", 2)
