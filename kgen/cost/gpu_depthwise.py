@@ -25,6 +25,9 @@ class Rate:
 
 # 11 x 11 taps 101 us, 3 x 3 125 us and 5 x 5 225 us; 3 x 3 27 us and 5 x 5 50 us; 11 x 11 taps 161 us (4 x 4 took 428).
 APART, FAST, SLOW = Rate(0.69e-9, 0.066e-9), Rate(0.09e-9, 0.015e-9), Rate(0.0, 0.114e-9)
+# Of windows of one axis, whose channels lie side by side (2026-11-29): 31 taps 72 us, 15 taps 66 us, 9 taps in float32 122 us.
+LINES = Rate(2.2e-9, 0.044e-9)
+LINE_RANK = 3
 
 
 def is_depthwise(problem: Problem) -> bool:
@@ -45,4 +48,6 @@ def _rate(problem: Problem, call: ir.Extern) -> Rate:
     image = problem.graph.buffers[next(one.buffer for one in call.args if isinstance(one, ir.TensorArg))]
     if image.strides is None or image.strides[1] != 1:
         return APART
+    if len(image.sizes) == LINE_RANK:
+        return LINES
     return FAST if has_whole_loads(problem.sizes.of(image.sizes[1]), image.dtype) else SLOW

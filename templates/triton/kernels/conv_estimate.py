@@ -60,6 +60,9 @@ BEGINNING, MOVE_RATE, APART = 1.8e-6, 0.863, 0.44
 HOPPER, MEASURED_TYPES, PLANE = 9, (torch.float32, torch.float16, torch.bfloat16), 2
 FEW_TAPS, MANY_TAPS, FEWEST_RESULTS = 9, 121, 1_500_000
 TAPS_BESIDE, STEP_BESIDE = 49, 2
+# Windows of one axis: the most taps that were measured, and how much longer those take whose channels lie side by side, where a
+# thread loads few at a time (H200, 2026-11-29, bench.gpu_depthwise: 9 to 31 taps of sound, 44 to 97 us).
+LONGEST_LINE, LINE_BESIDE = 31, 5.0
 # What was measured: taps, half of the channels of a tile that is full, and the fewest positions.
 MEASURED_TAPS, HALF_TILE, FEWEST_ROWS = 9, 64, 1024
 
@@ -192,6 +195,7 @@ def depthwise(problem: Problem, config: Config, strips: Strips, registers: int) 
     rounds = programs / device.compute_units / beside
     waits = max(1.0, BUSY_WARPS / (beside * config.WARPS)) if config.BLOCK_G == 1 else 1.0
     idle = math.ceil(rounds) / rounds if rounds < FEW_ROUNDS else waits
+    idle *= LINE_BESIDE if _is_line(problem) and are_channels_beside(problem) else 1.0
     busy, moved = programs / device.compute_units * step * idle, streaming(problem)
     return LAUNCH + START + DEPTHWISE_LONGER * (max(busy, moved) + DEPTHWISE_APART * min(busy, moved))
 
@@ -216,9 +220,16 @@ def depthwise_unmeasured(problem: Problem) -> str | None:
     hopper = problem.device.arch // 10 == HOPPER
     if not hopper or any(one.dtype not in MEASURED_TYPES for one in problem.inputs.values()):
         return "no GPU but one of compute capability 9.0 has measured it, on floats of 16 and 32 bits"
-    if len(problem.inputs["X"].loops["t"]) != PLANE:
-        return "no GPU has measured it but on windows along two axes"
+    if _is_line(problem) and (problem.size("t") > LONGEST_LINE or max(problem.steps.values(), default=1) > 1):
+        return f"no GPU has measured it along one axis but on {LONGEST_LINE} taps at most and steps of 1"
+    if len(problem.inputs["X"].loops["t"]) > PLANE:
+        return "no GPU has measured it but on windows along one axis or two"
     return _unmeasured_windows(problem)
+
+
+def _is_line(problem: Problem) -> bool:
+    """Whether windows have one axis."""
+    return len(problem.inputs["X"].loops["t"]) == 1
 
 
 def _unmeasured_windows(problem: Problem) -> str | None:

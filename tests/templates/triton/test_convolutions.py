@@ -192,6 +192,9 @@ def test_bounds_are_predicates_of_loads() -> None:
         (Convolution((8, 3, 253, 253), (3, 1, 11, 11), (1, 1), (5, 5), (1, 1), 3, True, f32, 0), 161),
         (Convolution((32, 128, 56, 56), (128, 1, 3, 3), (1, 1), (1, 1), (1, 1), 128, False, bf16, 0), 125),
         (Convolution((32, 128, 56, 56), (128, 1, 3, 3), (1, 1), (1, 1), (1, 1), 128, True, bf16, 0), 26.7),
+        (Convolution((24, 256, 430), (256, 1, 31), (1,), (15,), (1,), 256, False, bf16, 0), 53.0),
+        (Convolution((24, 256, 430), (256, 1, 31), (1,), (15,), (1,), 256, True, bf16, 0), 71.2),
+        (Convolution((16, 384, 1000), (384, 1, 9), (1,), (4,), (1,), 384, True, f32, 0), 121.2),
     ],
     ids=str,
 )
@@ -199,6 +202,12 @@ def test_prices_of_the_librarys_depthwise_kernels(made: Convolution, measured: f
     """Microseconds on an H200 (docs/decisions/0035-depthwise-convolutions-on-a-gpu.md)."""
     priced = model.vendor_seconds(problem_of(DEPTHWISE, made)) * 1e6
     assert 0.75 < priced / measured < 1.3
+
+
+@pytest.mark.parametrize(("taps", "step", "known"), [(31, 1, True), (33, 1, False), (15, 2, False)])
+def test_windows_of_one_axis_that_were_measured(taps: int, step: int, known: bool) -> None:
+    made = Convolution((24, 256, 430), (256, 1, taps), (step,), (taps // 2,), (1,), 256, False, bf16, 0)
+    assert (registry.find(DEPTHWISE).uncalibrated(problem_of(DEPTHWISE, made)) is None) == known
 
 
 def test_nobody_has_measured_them() -> None:
