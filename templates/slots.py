@@ -129,7 +129,7 @@ class ResultSlot(Named):
     """``{{ C.store("acc", "rm", "rn") }}`` runs the epilogue on the tile `acc` and stores what it makes. Every element of the
     result has to come by exactly once, after all of its sum: ``{{ C.store("half", "rm", "rn", n="BLOCK_N // 2") }}`` stores a
     part of a tile, which begins at a multiple of its own length. Of a result with access "tma" the indices are where the tile
-    begins. The tiles of a family are `acc0`, `acc1`, and so on; those of an
+    begins, at such a multiple. The tiles of a family are `acc0`, `acc1`, and so on; those of an
     operator's several results are named one by one, ``"first second"``; ``{{ C.type }}`` is the type of their elements. Of a
     second result ``{% if L.wanted %}`` says whether anybody reads it: only then ``{{ L.store("lse", "b", "rm") }}`` stores it,
     by the indices of its axes (in C++ those of batches, the first row, and the number of rows). Programs that work out one row

@@ -29,18 +29,21 @@ def of_adjacent(value: Value, tiling: Tiling, graph: ir.Graph) -> str | None:
     first, last = (
         ((tiling.x, blocks.x), (kernel.inner, blocks.r)) if kernel.inner else ((tiling.y, blocks.y), (tiling.x, blocks.x))
     )
-    if _run_along(counter.attr, *last):
-        return _call(value, "{1}", _in_pairs_of_blocks(last[1], tiling, graph))
-    if _run_along(counter.attr, *first):
-        return f"tl.trans({_call(value, 'tl.trans({1})', _in_pairs_of_blocks(first[1], tiling, graph))})"
+    if runs_along(counter.attr, *last):
+        return by_blocks(value, paired=_in_pairs_of_blocks(last[1], tiling, graph))
+    if runs_along(counter.attr, *first):
+        return by_blocks(value, paired=_in_pairs_of_blocks(first[1], tiling, graph), turned=True)
     return None
 
 
-def _call(value: Value, counter: str, paired: bool) -> str:
-    return f"lib.{value.op}_of_adjacent({{0}}, {counter}, {paired})"
+def by_blocks(value: Value, paired: bool = False, turned: bool = False) -> str:
+    """The text of random numbers of which those of a block are made together, with gaps for the arguments. The points of a
+    block follow each other along the last axis, or, where `turned`, along the one before; `paired` as in the library."""
+    text = f"lib.{value.op}_of_adjacent({{0}}, {'tl.trans({1})' if turned else '{1}'}, {paired})"
+    return f"tl.trans({text})" if turned else text
 
 
-def _run_along(counter: Expr, loops: tuple[Var, ...], block: int) -> bool:
+def runs_along(counter: Expr, loops: tuple[Var, ...], block: int) -> bool:
     """Whether the counters of a tile run along an axis in steps of one, from a multiple of PER_BLOCK each PER_BLOCK points.
 
     Tiles start at multiples of their size. Several loops on the axis follow each other: the last must end where a block does.

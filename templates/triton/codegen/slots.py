@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar
 
@@ -73,11 +73,12 @@ class Stored:
 @dataclass(frozen=True, slots=True)
 class Within:
     """Along the axes `inside` all of a tile is within the axis; along the first of `end` it ends at an index, the second. Along
-    the axes of `starts` it begins there, at a multiple of its length."""
+    the axes of `starts` it begins there, at a multiple of its length; along those that are `counted` at such a one, too."""
 
     inside: str = ""
     end: tuple[str, str] = ("", "")
     starts: Mapping[str, str] = field(default_factory=dict)
+    counted: Container[str] = ()
 
 
 EVERYWHERE = Within()
@@ -151,9 +152,10 @@ class Slots:
             ragged = bool(cut) or (ragged and axis not in within.inside)
             start = within.starts.get(axis, "")
             uniform = uniform_loops(loops[axis], self.config.get(knob)) if start else ()
-            single = block == knob and self.config.get(knob) == 1
+            points = self.config.get(knob) if block == knob else 0
+            counted = points if start or axis in within.counted else 0
             dimensions.append(
-                Dimension(axis, loops[axis], block, str(index), ragged, end=cut, start=start, uniform=uniform, single=single)
+                Dimension(axis, loops[axis], block, str(index), ragged, 1, cut, None, start, uniform, points == 1, counted)
             )
         return TileEmitter(self.problem, self.parameters, dimensions, scalars, self.exact)
 
@@ -289,10 +291,13 @@ class Slots:
 
     def apply(self, step: str, text: str, indices: Sequence[Index], inside: str = "", **how: Any) -> list[str]:
         """Makes of the tile `text` of a step's sums what the next step sees of them, but for what the author makes himself
-        (`Shown`). Tiles of several steps, ``"left right"``, are made into the first one."""
+        (`Shown`). Tiles of several steps, ``"left right"``, are made into the first one. Where indices are a block's, in order,
+        `starts` say where it begins."""
+        starts = how.pop("starts", {})
         shown = Shown(**how)
         middle = self.problem.middles[step]
-        emitter = self.emitter(middle.axes, indices, self.problem.loops, {}, within=Within(inside))
+        self.check_axes(starts)
+        emitter = self.emitter(middle.axes, indices, self.problem.loops, {}, within=Within(inside, starts=starts))
         emitter.suffix, emitter.behind = f"_{step}", True
         name, *_ = names = text.split()
         emitter.locals |= {one: (tile, emitter.level) for one, tile in zip(middle.steps, names, strict=True)}
@@ -467,7 +472,8 @@ class Slots:
                 engine = Engine(
                     self, result, Window(declared.axes, self.problem.loops, starts, self._tile_lengths(declared.axes, lengths))
                 )
-        emitter = self.emitter(declared.axes, indices, self.problem.loops, lengths, within=Within(end=end, starts=starts or {}))
+        within = Within(end=end, starts={} if declared.access == "tma" else starts or {}, counted=starts or {})
+        emitter = self.emitter(declared.axes, indices, self.problem.loops, lengths, within=within)
         emitter.engine = engine
         return [*lines, *self._epilogue(emitter, Stored(declared, name, declared.axes, indices, lengths))]
 

@@ -23,6 +23,7 @@ from kgen.templates.slots import Pair
 from kgen.templates.triton.codegen.coalescing import hinted, nearest_axis
 from kgen.templates.triton.codegen.point import NARROW_INDEX, Axes, PointEmitter, Scope
 from kgen.templates.triton.codegen.precision import exact_values
+from kgen.templates.triton.codegen.rng_blocks import by_blocks, runs_along
 from kgen.templates.triton.codegen.table import REDUCE, TRITON_TYPES, WIDEN, literal
 
 
@@ -62,7 +63,8 @@ class Dimension:
     """An axis of a tile: its letter, its loops, the text of its length, and that of its indices (one dimension). A point of the
     tile may stand for `adjacent` along the axis; then `loops` are without the last one. Points from `end` on, where that is
     said, are past the end of the tile. One index may be given as a `pair`. In a tile that begins at `start` the `uniform`
-    loops, the first of `loops`, have one index each. A tile may have a `single` index along the axis."""
+    loops, the first of `loops`, have one index each. A tile may have a `single` index along the axis. Its indices are those
+    from a multiple of `counted` on, where that is not 0, and so many."""
 
     axis: str
     loops: tuple[Var, ...]
@@ -75,6 +77,7 @@ class Dimension:
     start: str = ""
     uniform: tuple[Var, ...] = ()
     single: bool = False
+    counted: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -188,6 +191,15 @@ class TileEmitter(PointEmitter):
         if not plain or len(spanned) != 1 or len(self.dimensions) != 2 or not self.problem.reduces_tiles:
             return text
         return f"tl.expand_dims(tl.reshape({text}, [{self.dimensions[spanned[0]].block}]), {1 - spanned[0]})"
+
+    def _shared_random(self, value: Value) -> str | None:
+        counter, rank = value.args[1], len(self.dimensions)
+        if counter.op != "index" or self.problem.template.language == "gluon" or self.axes(value) != self.level or rank > 2:
+            return None
+        for at, d in reversed(list(enumerate(self.dimensions))):
+            if d.counted and runs_along(counter.attr, d.loops[len(d.uniform) :], d.counted):
+                return by_blocks(value, turned=at < rank - 1)
+        return None
 
     def fold(self, s: Statement, config: Config) -> Folded:
         """Reduces the tile along an axis; later statements find the results at each point of it."""

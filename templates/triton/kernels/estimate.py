@@ -21,6 +21,7 @@ from kgen.templates.calibration import HOPPER
 from kgen.templates.contract import Config
 from kgen.templates.problem import Input, Problem, memoised, memoised_at_sizes
 from kgen.templates.triton.codegen.precision import exact_values
+from kgen.templates.triton.codegen.rng_blocks import PER_BLOCK, runs_along
 from kgen.templates.triton.codegen.tile import uniform_loops
 from kgen.templates.triton.codegen.tma_layout import by_tma, tiles_read
 
@@ -44,6 +45,12 @@ LONGER = {"erf": 45, "log1p": 80, "sigmoid": 12, "sin": 260, "cos": 260, "tan": 
 # The same of those whose results are to be as exact as eager's: a branch for each of a thread's numbers, one after the other
 # (H100, 2026-11-27, bench.untuned: 32 million tanh behind a matmul and in front of sums of rows, 128 us).
 EXACTLY = {"tanh": 140}
+# The same of random numbers whose blocks are made for each of them: in Gluon, in a loop over tiles, which has no registers for
+# blocks, and of a part of a tile (H200, 2026-11-29,
+# bench.gpu_dropout: behind a linear layer of 67 million results 380 us more).
+EACH = {"rand": 290, "randn": 330, "randbits": 290}
+# And of those that share their blocks, whose numbers go from one layout of threads to another: 108 us more, with GELU 203.
+SHARED_BLOCK = 80
 # What each number that an epilogue reads counts for, in additions: it is loaded, widened, and seldom there in time (H100,
 # 2026-11-24, bench.regret: gradients of GELU, residuals of 1x1 convolutions).
 READ = 10
@@ -297,7 +304,8 @@ def rows(problem: Problem, config: Config) -> float:
     programs = problem.size("b") * math.ceil(_tiles(problem, "m", config.BLOCK_M) / config.TILES)
     area = config.BLOCK_M * config.BLOCK_N
     mma = 2 * area * config.BLOCK_K / (problem.rate / device.compute_units * LOW_RATE_IN_TURN)
-    work = area * (_epilogue_cost(problem) / ADDITIONS * TURNS_OF_WORK + _reads(problem) * READ_IN_TURN)
+    operations = _epilogue_cost(problem) + _random_cost(problem, each=True)
+    work = area * (operations / ADDITIONS * TURNS_OF_WORK + _reads(problem) * READ_IN_TURN)
     loading = config.BLOCK_N * config.BLOCK_K * problem.main_dtype.itemsize / L2_RATE + LATENCY + START
     tiles = math.ceil(config.TILES / config.PROGRAMS) * config.PROGRAMS
     turn = (mma * PING_PONG_SLOWDOWN + work) * (STORED_BY_TMA if config.TMA_STORE else 1.0)
@@ -341,7 +349,9 @@ def tile_of(problem: Problem, config: Config, together: int = 1, load: Load = Lo
     step = max(step, LATENCY / together) if _waits(problem) and not config.get("SLICED_K") else step
     waiting = WAITING if together * config.WARPS < WARPS_OF_EPILOGUE else 1.0
     crowded = CROWDED if _is_crowded(problem, config) else 1.0
-    work = area * (_epilogue_cost(problem) + READ * _numbers_read(problem)) / ADDITIONS * waiting * crowded
+    each = bool(config.get("FLATTEN")) or config.get("EPILOGUE_SUBTILES", 1) > 1
+    operations = _epilogue_cost(problem) + _random_cost(problem, each) + READ * _numbers_read(problem)
+    work = area * operations / ADDITIONS * waiting * crowded
     work += _sums_of_columns(problem) * config.BLOCK_N * config.WARPS * SUMMED
     share = area / (problem.size("b") * problem.size("m") * problem.size("n")) * device.compute_units / device.bandwidth
     share *= load.last
@@ -401,6 +411,22 @@ def _epilogue_cost(problem: Problem) -> int:
 def _exact(problem: Problem) -> set[vs.Value]:
     """What the hardware's approximations are not good enough for."""
     return exact_values(problem.kernel.statements, problem.graph)
+
+
+@memoised
+def _random_cost(problem: Problem, each: bool) -> int:
+    """What random numbers cost in an epilogue besides; `each`: none share their blocks."""
+    random = [v for v in vs.topological([r for s in problem.epilogue for r in s.roots]) if v.op in ops.RANDOM]
+    return sum(EACH[v.op] if each or not made_by_blocks(problem, v) else SHARED_BLOCK for v in random)
+
+
+def made_by_blocks(problem: Problem, random: vs.Value) -> bool:
+    """Whether the random numbers of a result that follow each other along an axis share their blocks."""
+    counter = random.args[1]
+    if counter.op != "index" or problem.template.language == "gluon":
+        return False
+    axes = (axis for axis in problem.loops if problem.template.block(axis))
+    return any(runs_along(counter.attr, problem.loops[axis], PER_BLOCK) for axis in axes)
 
 
 @memoised

@@ -11,19 +11,20 @@ from typing import Any
 
 import pytest
 import torch
-import triton
+import torch.nn.functional as F
 from torch import Tensor
-from triton.backends.compiler import GPUTarget
-from triton.compiler import ASTSource
 
 from kgen.capture.rng import KINDS
 from kgen.ir import nodes as ir
 from kgen.ir.index import Sizes
 from kgen.ir.plan import Blocks, Tiling
+from kgen.only import Only, only
 from kgen.reference.evaluate_value import RANDOM
+from kgen.rendered.gpu_kernel import TritonKernel
 from kgen.rendered.kernel_call import KernelCall
 from kgen.scheduler import Gpu, choose_tiles
 from kgen.templates.triton.codegen.interpret import patched
+from tests.codegen import options_for, rendered
 from tests.kernels import plans
 from tests.rendering import gpu_call
 from tests.slow import slow_but
@@ -137,43 +138,67 @@ def test_numbers_do_not_depend_on_tiles(case: str, kind: str, tmp_path: Path) ->
         assert torch.equal(results[0], want)
 
 
-def dropped(x: Tensor, seeds: Tensor) -> Tensor:
-    return x * (torch.ops.kgen.rand(x.shape, seeds, 0, "rand", torch.float32) > 0.5)
+def chances(seeds: Tensor, *shape: int) -> Tensor:
+    return torch.ops.kgen.rand(list(shape), seeds, 1, "rand", KINDS["rand"])
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
-@pytest.mark.parametrize("among", ["points", "rows"])
-def test_a_thread_computes_a_block_once(among: str, dtype: torch.dtype, tmp_path: Path) -> None:
-    """Ten rounds of two multiplications for four elements, and no element goes to another thread. Of points in a line the
-    compiler finds that by itself, of rows it does not."""
-    x = torch.zeros((1 << 20,) if among == "points" else (2048, 1024), dtype=dtype)
-    tiling, graph = tiled(lambda seeds, x: dropped(x if among == "points" else x.softmax(-1), seeds), SEEDS, x)
-    made = gpu_call(tiling, graph)
-    launch = made.launch
-    code = ASTSource(
-        loaded(made, tmp_path), dict(zip(launch_parameters(launch.source), launch.signature, strict=True)),
-        attrs={(i,): [["tt.divisibility", 16]] for i, aligned in enumerate(launch.divisible) if aligned},
-    )  # fmt: skip
-    options = {"enable_fp_fusion": False, "num_warps": launch.num_warps}
-    compiled = triton.compile(code, target=GPUTarget("cuda", 90, 32), options=options)
-    points = tiling.blocks.x * tiling.blocks.r // (32 * tiling.blocks.warps)
-    assert points >= 16 // dtype.itemsize
-    assert compiled.metadata.shared <= (0 if among == "points" else 64)  # a row's maximum and sum of each warp
-    assert compiled.asm["ptx"].count("mul.hi.u32") <= 20 * points // 4
+def dropped(seeds: Tensor, x: Tensor, w: Tensor) -> Tensor:
+    return (x @ w) * (chances(seeds, x.shape[0], w.shape[1]) > 0.4)
+
+
+def dropped_columns(seeds: Tensor, x: Tensor, w: Tensor) -> Tensor:
+    return (x @ w) * (chances(seeds, w.shape[1], x.shape[0]).mT > 0.4)
+
+
+def dropped_rows(seeds: Tensor, x: Tensor, w: Tensor) -> Tensor:
+    return (x @ w) * (chances(seeds, x.shape[0], 1) > 0.4)
+
+
+# function, columns, the text of its random numbers
+EPILOGUES: dict[str, tuple[Callable[..., Tensor], int, str]] = {
+    "rows": (dropped, 44, "lib.rand_of_adjacent("),
+    "columns": (dropped_columns, 44, "tl.trans(lib.rand_of_adjacent("),
+    "odd rows": (dropped, 37, "lib.rand("),
+    "a number for each row": (dropped_rows, 44, "lib.rand("),
+}
+
+
+def source(function: Callable[..., Tensor], template: Only, *args: Tensor) -> str:
+    options = options_for(True, template)
+    plan = plans(function, *args, options=options).forward
+    [kernel] = [k for k in plan.kernels if template.template in str(getattr(k, "choice", ""))]
+    made = rendered(kernel, plan, "kernel", options).launch
+    assert isinstance(made, TritonKernel)
+    return made.source
 
 
 @pytest.mark.interpret
-def test_rows_of_one_block(tmp_path: Path) -> None:
-    """Many 16-bit points a thread, but no second block along the row."""
-    x = torch.ones(64, 4, dtype=torch.bfloat16)
-    tiling, graph = tiled(lambda seeds, x: dropped(x, seeds).amax(-1), SEEDS, x)
-    small = replace(tiling, blocks=Blocks(64, r=4, warps=1), persistent=True)
-    source, made = interpreted(small, graph, (SEEDS, x), tmp_path)
-    assert "rand_of_adjacent" in source
-    [result] = made.values()
-    kept = RANDOM["rand"](SEEDS[0], torch.arange(256)).reshape(64, 4) > 0.5
-    assert torch.equal(result, kept.any(-1).to(torch.bfloat16))
+@pytest.mark.parametrize("template", ["triton_matmul", "triton_matmul_tiles"])
+@pytest.mark.parametrize("case", EPILOGUES)
+def test_epilogues_make_the_same_numbers_by_blocks(case: str, template: str) -> None:
+    function, width, text = EPILOGUES[case]
+    args = [SEEDS, *(torch.randn(n, k, generator=torch.Generator().manual_seed(n)) for n, k in ((52, 24), (24, width)))]
+    which = Only(template, lambda configs: configs[0])
+    assert text in source(function, which, *args)
+    torch._dynamo.reset()
+    with only(template, which.pick):
+        got = torch.compile(function, backend="kgen", options={"gpu_interpreter": True, "cache": False})(*args)
+    torch.testing.assert_close(got, function(*args), rtol=1e-5, atol=1e-5)
 
 
-def launch_parameters(source: str) -> list[str]:
-    return source[source.index("(", source.index("def ")) + 1 : source.index("):")].split(", ")
+@pytest.mark.parametrize("activation", [None, F.gelu], ids=["bare", "gelu"])
+@pytest.mark.parametrize("sizes", [(8192, 768, 3072), (16384, 4096, 1024)])
+def test_random_numbers_are_no_cheap_epilogue(
+    sizes: tuple[int, int, int], activation: Callable[[Tensor], Tensor] | None
+) -> None:
+    """A kernel of their own makes them by blocks while memory has to be waited for; a matmul's program waits for them."""
+    m, k, n = sizes
+
+    def function(seeds: Tensor, x: Tensor, w: Tensor) -> Tensor:
+        y = x @ w if activation is None else activation(x @ w)
+        return y * (chances(seeds, m, n) > 0.1)
+
+    args = [SEEDS, torch.empty(m, k, dtype=torch.bfloat16), torch.empty(k, n, dtype=torch.bfloat16)]
+    plan = plans(function, *args, options=options_for(True)).forward
+    assert len(plan.calls) == 1
+    assert len(plan.kernels) == 1
