@@ -12,13 +12,14 @@ from typing import Any, ClassVar
 import torch
 
 from kgen.ir import index as ix
+from kgen.ir import ops
 from kgen.ir import values as vs
 from kgen.ir.program import MatrixSizes
 from kgen.templates.attention_programs import ATTENTION, MULTIPLIED_ATTENTION
 from kgen.templates.base import KernelTemplate, Resources
 from kgen.templates.contract import Config, knob, operand, result, template
 from kgen.templates.problem import Problem, memoised, memoised_at_sizes
-from kgen.templates.triton.kernels import attention_estimate
+from kgen.templates.triton.kernels import attention_estimate, estimate
 
 # Types that the matrix units multiply, from a compute capability on.
 TYPES, LEAST_ARCH = (torch.float16, torch.bfloat16, torch.float32), 80
@@ -61,6 +62,9 @@ BY_KEYS, ONE_STAGE, LARGE, OF_LARGE = {32: 1.12, 64: 0.97, 128: 1.15}, 1.15, 128
 # And by the slot's operations for a score, of which several programs hide more than counted, but no more than to this share of
 # the time (softcap with ALiBi: .73).
 SLOT, LEAST_OF_SLOT = 130, 0.73
+# What operations that multiply weights take of the estimate, if random numbers are made by blocks (H200, 2026-11-29,
+# bench.gpu_dropout: five shapes in bfloat16, heads of 64 and 128).
+MULTIPLIED = 0.85
 # Padded heads that were measured. Of 32 the estimate is too high: 1,024 keys of 512 heads took .67 of it (H200, 2026-11-29:
 # 234 us, where Inductor's matmuls and softmax take 1,317).
 MEASURED = (32, *attention_estimate.MEASURED)
@@ -134,11 +138,21 @@ class Attention(_Attention):
 class MultipliedAttention(_Attention):
     """The same with weights that are multiplied by a function of indices and of memory, as dropout does."""
 
+    def seconds(self, problem: Problem, config: Config) -> float:
+        longer = MULTIPLIED * (OF_LARGE if config.BLOCK_M >= LARGE else 1.0)
+        multiplying = attention_estimate.step_seconds(problem, config, "multiplied")
+        return _Attention.seconds(self, problem, config) + longer * multiplying
+
     def is_measured(self, sizes: MatrixSizes, arch: int) -> bool:
-        return False
+        return attention_estimate.is_measured(sizes, arch)
 
     def uncalibrated(self, problem: Problem) -> str | None:
-        return "no GPU has measured weights that something multiplies"
+        function, inner = problem.middles["multiplied"].function(), frozenset((*problem.loops["m"], *problem.loops["n"]))
+        if any(inner & load.variables() for load in vs.loads([function])):
+            return "no GPU has measured weights that a tensor multiplies"
+        if not all(estimate.made_by_blocks(problem, one) for one in vs.topological([function]) if one.op in ops.RANDOM):
+            return "no GPU has measured random numbers that do not share blocks"
+        return attention_estimate.unmeasured(problem, max(padded_length(problem.size(axis)) for axis in "dv"))
 
 
 def refuse(problem: Problem) -> str | None:

@@ -115,6 +115,19 @@ def slot_work(problem: Problem, config: Config, filled: bool = False) -> float:
     return (counts.masked * of_masked + counts.whole * of_whole) / max(counts.masked + counts.whole, 1e-9)
 
 
+def step_seconds(problem: Problem, config: Config, step: str) -> float:
+    """The time of a step's operations for each score that is made, if nothing else happens beside them."""
+    counts, tiles = _counts(problem, config, False), math.ceil(problem.size("m") / config.BLOCK_M)
+    made = problem.size("b") * tiles * (counts.masked + counts.whole) * config.BLOCK_M * config.BLOCK_N
+    return made * _cost(problem, step) / (ADDITIONS * CLOCK * problem.device.compute_units)
+
+
+@memoised
+def _cost(problem: Problem, step: str) -> int:
+    """Elementary operations of a step for each of its results."""
+    return vs.total_cost([problem.middles[step].function()])
+
+
 @memoised
 def _slot_costs(problem: Problem, filled: bool) -> tuple[int, int]:
     """Elementary operations of what a slot makes of a score, in a masked tile and in a whole one; `filled` as in `seconds`."""
