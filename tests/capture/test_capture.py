@@ -438,6 +438,21 @@ def test_dropout_saves_seeds_not_masks(seen: list[Any]) -> None:
     assert [v.shape for v in saved if v.dtype == torch.int64] == [torch.Size([2])]
 
 
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32, torch.float64])
+@pytest.mark.parametrize("rate", [0.002, 0.01, 0.1])
+def test_dropout_drops_as_often_as_said(rate: float, dtype: torch.dtype) -> None:
+    """Of numbers with few bits as well, whose own random numbers have few values."""
+    x = torch.ones(1 << 20, dtype=dtype, requires_grad=True)
+    torch.manual_seed(2)
+    y = compiled(lambda x: functional.dropout(x, rate))(x)
+    y.sum().backward()
+    dropped = int((y == 0).sum())
+    expected = rate * x.numel()
+    assert abs(dropped - expected) < 5 * expected**0.5
+    assert torch.equal(y != 0, x.grad != 0)
+    assert y.max() == (torch.ones(1, dtype=dtype) * (1 / (1 - rate))).item()
+
+
 def test_distributions(seen: list[Any]) -> None:
     n = 4000
 
