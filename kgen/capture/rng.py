@@ -178,15 +178,15 @@ class _Writer:
         return self.seeds[device]
 
     def uniform(self, dtype: torch.dtype) -> Node:
-        """Numbers in [0, 1) with as many bits as the dtype's significand: more would round up to 1."""
+        """Numbers in [0, 1), of 16 bits those of float32 rounded: as in eager on a GPU, small ones are as fine as their type,
+        so that `rand < .01` holds for 1% of them. What would round up to 1 is the number before."""
         if dtype == torch.float32:
             return self.base("rand")
         if dtype == torch.float64:
             bits = self.call(aten.bitwise_and.Scalar, self.base("randbits"), 2**53 - 1)
             return self.call(aten.mul.Tensor, self.to(bits, dtype), 2.0**-53)
-        steps = 1.0 / torch.finfo(dtype).eps
-        whole = self.call(aten.floor.default, self.call(aten.mul.Tensor, self.base("rand"), steps))
-        return self.to(self.call(aten.mul.Tensor, whole, 1.0 / steps), dtype)
+        rounded = self.to(self.base("rand"), dtype)
+        return self.call(aten.clamp_max.default, rounded, 1.0 - torch.finfo(dtype).eps / 2)
 
     def normal(self, dtype: torch.dtype) -> Node:
         return self.to(self.base("randn"), dtype)

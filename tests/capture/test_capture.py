@@ -453,6 +453,17 @@ def test_dropout_drops_as_often_as_said(rate: float, dtype: torch.dtype) -> None
     assert y.max() == (torch.ones(1, dtype=dtype) * (1 / (1 - rate))).item()
 
 
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32, torch.float64])
+def test_small_chances_are_as_likely_as_they_are_large(dtype: torch.dtype) -> None:
+    n = 1 << 20
+    with torch.no_grad():
+        made = compiled(lambda x: torch.rand_like(x) + 0)(torch.empty(n, dtype=dtype))
+    assert made.max() < 1
+    for chance in (0.002, 0.01, 0.1):
+        assert abs(int((made.double() < chance).sum()) - chance * n) < 5 * (chance * n) ** 0.5 + 0.002 * chance * n
+    assert abs(made.double().mean() - 0.5) < 0.002
+
+
 def test_distributions(seen: list[Any]) -> None:
     n = 4000
 
