@@ -60,9 +60,12 @@ BEGINNING, MOVE_RATE, APART = 1.8e-6, 0.863, 0.44
 HOPPER, MEASURED_TYPES, PLANE = 9, (torch.float32, torch.float16, torch.bfloat16), 2
 FEW_TAPS, MANY_TAPS, FEWEST_RESULTS = 9, 121, 1_500_000
 TAPS_BESIDE, STEP_BESIDE = 49, 2
-# Windows of one axis: the most taps that were measured, and how much longer those take whose channels lie side by side, where a
-# thread loads few at a time (H200, 2026-11-29, bench.gpu_depthwise: 9 to 31 taps of sound, 44 to 97 us).
-LONGEST_LINE, LINE_BESIDE = 31, 5.0
+# Windows of one axis: the fewest and the most taps that were measured, what they take of the estimate where positions lie side
+# by side, and how many times as long where channels do, of which a thread loads few at a time. And bytes of a sector of the L2
+# cache, and how many of them it takes in a second (H200, 2026-11-29, bench.gpu_depthwise: 15 times of 3 problems are .75 to 1.3
+# of the estimate; of channels side by side 44 to 97 us).
+SHORTEST_LINE, LONGEST_LINE, LINE_APART, LINE_BESIDE = 5, 31, 0.45, 5.0
+SECTOR, SECTOR_RATE = 32, 4.4e12
 # What was measured: taps, half of the channels of a tile that is full, and the fewest positions.
 MEASURED_TAPS, HALF_TILE, FEWEST_ROWS = 9, 64, 1024
 
@@ -195,9 +198,16 @@ def depthwise(problem: Problem, config: Config, strips: Strips, registers: int) 
     rounds = programs / device.compute_units / beside
     waits = max(1.0, BUSY_WARPS / (beside * config.WARPS)) if config.BLOCK_G == 1 else 1.0
     idle = math.ceil(rounds) / rounds if rounds < FEW_ROUNDS else waits
-    idle *= LINE_BESIDE if _is_line(problem) and are_channels_beside(problem) else 1.0
     busy, moved = programs / device.compute_units * step * idle, streaming(problem)
+    if _is_line(problem):
+        busy = busy * LINE_BESIDE if are_channels_beside(problem) else busy * LINE_APART + _scattered(problem, config.ROWS)
     return LAUNCH + START + DEPTHWISE_LONGER * (max(busy, moved) + DEPTHWISE_APART * min(busy, moved))
+
+
+def _scattered(problem: Problem, rows: int) -> float:
+    """Seconds of results that the threads of a warp store into sectors of their own, so many of a thread."""
+    results, size = problem.size("g") * problem.size("m"), problem.main_dtype.itemsize
+    return results * min(SECTOR, rows * size) / SECTOR_RATE
 
 
 def has_bounds(problem: Problem) -> bool:
@@ -235,9 +245,10 @@ def _is_line(problem: Problem) -> bool:
 def _unmeasured_windows(problem: Problem) -> str | None:
     image, taps = problem.inputs["X"], problem.size("t")
     results = problem.size("g") * problem.size("m")
-    if problem.size("n") != 1 or not FEW_TAPS <= taps <= MANY_TAPS or results < FEWEST_RESULTS:
+    fewest = SHORTEST_LINE if _is_line(problem) and not are_channels_beside(problem) else FEW_TAPS
+    if problem.size("n") != 1 or not fewest <= taps <= MANY_TAPS or results < FEWEST_RESULTS:
         return (
-            f"no GPU has measured it but on {FEW_TAPS} to {MANY_TAPS} taps, and {FEWEST_RESULTS:,} results, one of each channel"
+            f"no GPU has measured it but on {fewest} to {MANY_TAPS} taps, and {FEWEST_RESULTS:,} results, one of each channel"
         )
     if image.load is None and image.bounded_load is None:
         return "no GPU has measured it on an image that is computed"

@@ -204,7 +204,9 @@ def test_prices_of_the_librarys_depthwise_kernels(made: Convolution, measured: f
     assert 0.75 < priced / measured < 1.3
 
 
-@pytest.mark.parametrize(("taps", "step", "known"), [(31, 1, True), (33, 1, False), (15, 2, False)])
+@pytest.mark.parametrize(
+    ("taps", "step", "known"), [(5, 1, True), (31, 1, True), (3, 1, False), (33, 1, False), (15, 2, False)]
+)
 def test_windows_of_one_axis_that_were_measured(taps: int, step: int, known: bool) -> None:
     made = Convolution((24, 256, 430), (256, 1, taps), (step,), (taps // 2,), (1,), 256, False, bf16, 0)
     assert (registry.find(DEPTHWISE).uncalibrated(problem_of(DEPTHWISE, made)) is None) == known
