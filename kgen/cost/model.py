@@ -98,7 +98,7 @@ FUSED_TAIL, FUSED_TILE, FUSED_TAILS = 1.5e-6, 128 * 256, 5
 # What functions cost in separate kernels beyond the additions that they count for elsewhere: kernels of GELU take 62 us on an
 # H100 and 65 us on an H200, whose memory is half as fast again (2026-11-26, bench.regret). And those of norms with SiLU 7.3 us,
 # of SiLU 4.0 us for 4.2 million numbers, of hard swish 5.0 us for 6.0 million (H200, 2026-11-27, bench.regret --kernels).
-# Random numbers are made by blocks: dropout of 67 million takes 88 us (H200, 2026-11-29, bench.gpu_dropout).
+# Random numbers are made by blocks: dropout of 67 million takes 88 us (H200, 2026-11-29, decision 0050).
 FUNCTIONS = {"erf": 45, "log1p": 25, "sigmoid": 28, "sqrt": 15, "reciprocal": 15, "truediv": 15, "rand": -12}
 # Seconds from the end of a kernel's first programs to that of its last ones, when another one waits for it.
 DRAIN = 2e-6

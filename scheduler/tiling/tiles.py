@@ -347,8 +347,8 @@ def _second_axis(kernel: Kernel, touches: list[Touch], sizes: Sizes) -> Var | No
 
 
 def _shares_sectors(kernel: Kernel, touch: Touch, v: Var, sizes: Sizes) -> bool:
-    """Whether sectors have several neighbours along a loop, and none, or two of them, along the last one: the pixels that a
-    convolution makes as channels lie so."""
+    """Whether sectors have several neighbours along a loop, and none, or two of them, along the last one: pixels that were
+    channels lie so."""
     each = touch.bytes // max(1, sizes.points((*kernel.outer, *kernel.inner)))
     stride = usual_stride(touch.offset, v, sizes)
     if not stride or 2 * abs(stride) * each > SECTOR:

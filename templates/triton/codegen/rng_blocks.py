@@ -9,7 +9,7 @@ from __future__ import annotations
 from kgen.ir import index as ix
 from kgen.ir import nodes as ir
 from kgen.ir import values as vs
-from kgen.ir.index import Expr, Var
+from kgen.ir.index import Var
 from kgen.ir.plan import Tiling
 from kgen.ir.values import Value
 
@@ -22,16 +22,13 @@ WARP = 32
 
 def of_adjacent(value: Value, tiling: Tiling, graph: ir.Graph) -> str | None:
     """The text of a random value of (seed, counter) whose seed is one number, where its points share blocks along an axis."""
-    counter, blocks = value.args[1], tiling.blocks
-    if counter.op != "index":
-        return None
-    kernel = tiling.kernel
+    blocks, kernel = tiling.blocks, tiling.kernel
     first, last = (
         ((tiling.x, blocks.x), (kernel.inner, blocks.r)) if kernel.inner else ((tiling.y, blocks.y), (tiling.x, blocks.x))
     )
-    if runs_along(counter.attr, *last):
+    if share_blocks(value, *last):
         return by_blocks(value, paired=_in_pairs_of_blocks(last[1], tiling, graph))
-    if runs_along(counter.attr, *first):
+    if share_blocks(value, *first):
         return by_blocks(value, paired=_in_pairs_of_blocks(first[1], tiling, graph), turned=True)
     return None
 
@@ -43,14 +40,14 @@ def by_blocks(value: Value, paired: bool = False, turned: bool = False) -> str:
     return f"tl.trans({text})" if turned else text
 
 
-def runs_along(counter: Expr, loops: tuple[Var, ...], block: int) -> bool:
+def share_blocks(random: Value, loops: tuple[Var, ...], block: int = PER_BLOCK) -> bool:
     """Whether the counters of a tile run along an axis in steps of one, from a multiple of PER_BLOCK each PER_BLOCK points.
 
     Tiles start at multiples of their size. Several loops on the axis follow each other: the last must end where a block does.
     """
-    if not loops or block % PER_BLOCK:
+    if random.args[1].op != "index" or not loops or block % PER_BLOCK:
         return False
-    fast = loops[-1]
+    counter, fast = random.args[1].attr, loops[-1]
     if ix.stride_of(counter, fast) != 1 or (len(loops) > 1 and ix.mod(fast.extent, PER_BLOCK) != 0):
         return False
     return ix.mod(counter - fast.expr(), PER_BLOCK) == 0

@@ -23,7 +23,7 @@ from kgen.templates.slots import Pair
 from kgen.templates.triton.codegen.coalescing import hinted, nearest_axis
 from kgen.templates.triton.codegen.point import NARROW_INDEX, Axes, PointEmitter, Scope
 from kgen.templates.triton.codegen.precision import exact_values
-from kgen.templates.triton.codegen.rng_blocks import by_blocks, runs_along
+from kgen.templates.triton.codegen.rng_blocks import by_blocks, share_blocks
 from kgen.templates.triton.codegen.table import REDUCE, TRITON_TYPES, WIDEN, literal
 
 
@@ -193,11 +193,11 @@ class TileEmitter(PointEmitter):
         return f"tl.expand_dims(tl.reshape({text}, [{self.dimensions[spanned[0]].block}]), {1 - spanned[0]})"
 
     def _shared_random(self, value: Value) -> str | None:
-        counter, rank = value.args[1], len(self.dimensions)
-        if counter.op != "index" or self.problem.template.language == "gluon" or self.axes(value) != self.level or rank > 2:
+        rank = len(self.dimensions)
+        if self.problem.template.language == "gluon" or self.axes(value) != self.level or rank > 2:
             return None
         for at, d in reversed(list(enumerate(self.dimensions))):
-            if d.counted and runs_along(counter.attr, d.loops[len(d.uniform) :], d.counted):
+            if d.counted and share_blocks(value, d.loops[len(d.uniform) :], d.counted):
                 return by_blocks(value, turned=at < rank - 1)
         return None
 

@@ -63,7 +63,7 @@ BY_KEYS, ONE_STAGE, LARGE, OF_LARGE = {32: 1.12, 64: 0.97, 128: 1.15}, 1.15, 128
 # the time (softcap with ALiBi: .73).
 SLOT, LEAST_OF_SLOT = 130, 0.73
 # What operations that multiply weights take of the estimate, if random numbers are made by blocks (H200, 2026-11-29,
-# bench.gpu_dropout: five shapes in bfloat16, heads of 64 and 128).
+# decision 0050: five shapes in bfloat16, heads of 64 and 128).
 MULTIPLIED = 0.85
 # Padded heads that were measured. Of 32 the estimate is too high: 1,024 keys of 512 heads took .67 of it (H200, 2026-11-29:
 # 234 us, where Inductor's matmuls and softmax take 1,317).

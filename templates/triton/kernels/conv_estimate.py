@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 import torch
 
-from kgen.device import L2_RATE
+from kgen.device import L2_RATE, SECTOR
 from kgen.ir import index as ix
 from kgen.ir import values as vs
 from kgen.templates import calibration
@@ -61,11 +61,10 @@ HOPPER, MEASURED_TYPES, PLANE = 9, (torch.float32, torch.float16, torch.bfloat16
 FEW_TAPS, MANY_TAPS, FEWEST_RESULTS = 9, 121, 1_500_000
 TAPS_BESIDE, STEP_BESIDE = 49, 2
 # Windows of one axis: the fewest and the most taps that were measured, what they take of the estimate where positions lie side
-# by side, and how many times as long where channels do, of which a thread loads few at a time. And bytes of a sector of the L2
-# cache, and how many of them it takes in a second (H200, 2026-11-29, bench.gpu_depthwise: 15 times of 3 problems are .75 to 1.3
-# of the estimate; of channels side by side 44 to 97 us).
-SHORTEST_LINE, LONGEST_LINE, LINE_APART, LINE_BESIDE = 5, 31, 0.45, 5.0
-SECTOR, SECTOR_RATE = 32, 4.4e12
+# by side, and how many times as long where channels do, of which a thread loads few at a time; and bytes of sectors that the L2
+# cache takes in a second (H200, 2026-11-29, bench.gpu_depthwise: 12 times of 3 problems are .68 to 1.15 of the estimate; of
+# channels side by side 44 to 97 us).
+SHORTEST_LINE, LONGEST_LINE, LINE_APART, LINE_BESIDE, SECTOR_RATE = 5, 31, 0.45, 5.0, 4.4e12
 # What was measured: taps, half of the channels of a tile that is full, and the fewest positions.
 MEASURED_TAPS, HALF_TILE, FEWEST_ROWS = 9, 64, 1024
 
@@ -96,7 +95,7 @@ def _runs_along_one_axis(problem: Problem) -> bool:
     results do: with positions side by side it took 6 times its estimate (H100, 2026-11-26: Mamba)."""
     image = problem.inputs["X"]
     depthwise = problem.size("c") == problem.size("n") == 1
-    along = depthwise and len(image.loops["t"]) == 1 and _width(problem, "X", {"g": RUN}) > 1
+    along = depthwise and _is_line(problem) and are_channels_beside(problem)
     channel = image.loops["g"][-1:]
     stored = [s.store[0] for s in problem.epilogue if any(s.stored)]
     return along and all(ix.stride_of(index, v) == 1 for v in channel for index in stored)

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 import torch
 
-from kgen.device import ADDITIONS, L2_RATE, LINE
+from kgen.device import ADDITIONS, L2_RATE, LINE, SECTOR
 from kgen.ir import index as ix
 from kgen.ir import ops
 from kgen.ir import values as vs
@@ -21,7 +21,7 @@ from kgen.templates.calibration import HOPPER
 from kgen.templates.contract import Config
 from kgen.templates.problem import Input, Problem, memoised, memoised_at_sizes
 from kgen.templates.triton.codegen.precision import exact_values
-from kgen.templates.triton.codegen.rng_blocks import PER_BLOCK, runs_along
+from kgen.templates.triton.codegen.rng_blocks import share_blocks
 from kgen.templates.triton.codegen.tile import uniform_loops
 from kgen.templates.triton.codegen.tma_layout import by_tma, tiles_read
 
@@ -46,8 +46,7 @@ LONGER = {"erf": 45, "log1p": 80, "sigmoid": 12, "sin": 260, "cos": 260, "tan": 
 # (H100, 2026-11-27, bench.untuned: 32 million tanh behind a matmul and in front of sums of rows, 128 us).
 EXACTLY = {"tanh": 140}
 # The same of random numbers whose blocks are made for each of them: in Gluon, in a loop over tiles, which has no registers for
-# blocks, and of a part of a tile (H200, 2026-11-29,
-# bench.gpu_dropout: behind a linear layer of 67 million results 380 us more).
+# blocks, and of a part of a tile (H200, 2026-11-29, decision 0050: behind a linear layer of 67 million results 380 us more).
 EACH = {"rand": 290, "randn": 330, "randbits": 290}
 # And of those that share their blocks, whose numbers go from one layout of threads to another: 108 us more, with GELU 203.
 SHARED_BLOCK = 80
@@ -115,7 +114,7 @@ EXACT_RATE, BANKED = 0.5, 0.14e-9
 ONES = 32
 # How much more a row of an operand costs that begins in the middle of a line of the cache; and one that TMA brings
 # from the middle of the bytes that memory is read in (H100, 2026-11-24, bench.regret).
-STRADDLING, SPLIT, SECTOR = 2.2, 8.0, 32
+STRADDLING, SPLIT = 2.2, 8.0
 # The share of the bandwidth that few SMs can use at least.
 ALONE = 0.6
 # The share of the time of stores, element by element, for which a program waits.
@@ -422,11 +421,8 @@ def _random_cost(problem: Problem, each: bool) -> int:
 
 def made_by_blocks(problem: Problem, random: vs.Value) -> bool:
     """Whether the random numbers of a result that follow each other along an axis share their blocks."""
-    counter = random.args[1]
-    if counter.op != "index" or problem.template.language == "gluon":
-        return False
     axes = (axis for axis in problem.loops if problem.template.block(axis))
-    return any(runs_along(counter.attr, problem.loops[axis], PER_BLOCK) for axis in axes)
+    return problem.template.language != "gluon" and any(share_blocks(random, problem.loops[axis]) for axis in axes)
 
 
 @memoised

@@ -12,7 +12,10 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
+import triton
 from torch import Tensor
+from triton.backends.compiler import GPUTarget
+from triton.compiler import ASTSource
 
 from kgen.capture.rng import KINDS
 from kgen.ir import nodes as ir
@@ -138,11 +141,56 @@ def test_numbers_do_not_depend_on_tiles(case: str, kind: str, tmp_path: Path) ->
         assert torch.equal(results[0], want)
 
 
+def dropped(x: Tensor, seeds: Tensor) -> Tensor:
+    return x * (torch.ops.kgen.rand(x.shape, seeds, 0, "rand", torch.float32) > 0.5)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("among", ["points", "rows"])
+def test_a_thread_computes_a_block_once(among: str, dtype: torch.dtype, tmp_path: Path) -> None:
+    """Ten rounds of two multiplications for four elements, and no element goes to another thread. Of points in a line the
+    compiler finds that by itself, of rows it does not."""
+    x = torch.zeros((1 << 20,) if among == "points" else (2048, 1024), dtype=dtype)
+    tiling, graph = tiled(lambda seeds, x: dropped(x if among == "points" else x.softmax(-1), seeds), SEEDS, x)
+    made = gpu_call(tiling, graph)
+    launch = made.launch
+    code = ASTSource(
+        loaded(made, tmp_path), dict(zip(launch_parameters(launch.source), launch.signature, strict=True)),
+        attrs={(i,): [["tt.divisibility", 16]] for i, aligned in enumerate(launch.divisible) if aligned},
+    )  # fmt: skip
+    options = {"enable_fp_fusion": False, "num_warps": launch.num_warps}
+    compiled = triton.compile(code, target=GPUTarget("cuda", 90, 32), options=options)
+    points = tiling.blocks.x * tiling.blocks.r // (32 * tiling.blocks.warps)
+    assert points >= 16 // dtype.itemsize
+    assert compiled.metadata.shared <= (0 if among == "points" else 64)  # a row's maximum and sum of each warp
+    assert compiled.asm["ptx"].count("mul.hi.u32") <= 20 * points // 4
+
+
+@pytest.mark.interpret
+def test_rows_of_one_block(tmp_path: Path) -> None:
+    """Many 16-bit points a thread, but no second block along the row."""
+    x = torch.ones(64, 4, dtype=torch.bfloat16)
+    tiling, graph = tiled(lambda seeds, x: dropped(x, seeds).amax(-1), SEEDS, x)
+    small = replace(tiling, blocks=Blocks(64, r=4, warps=1), persistent=True)
+    source, made = interpreted(small, graph, (SEEDS, x), tmp_path)
+    assert "rand_of_adjacent" in source
+    [result] = made.values()
+    kept = RANDOM["rand"](SEEDS[0], torch.arange(256)).reshape(64, 4) > 0.5
+    assert torch.equal(result, kept.any(-1).to(torch.bfloat16))
+
+
+def launch_parameters(source: str) -> list[str]:
+    return source[source.index("(", source.index("def ")) + 1 : source.index("):")].split(", ")
+
+
+# ---- in templates -----------------------------------------------------------------------------------------------------
+
+
 def chances(seeds: Tensor, *shape: int) -> Tensor:
     return torch.ops.kgen.rand(list(shape), seeds, 1, "rand", KINDS["rand"])
 
 
-def dropped(seeds: Tensor, x: Tensor, w: Tensor) -> Tensor:
+def dropped_elements(seeds: Tensor, x: Tensor, w: Tensor) -> Tensor:
     return (x @ w) * (chances(seeds, x.shape[0], w.shape[1]) > 0.4)
 
 
@@ -156,9 +204,9 @@ def dropped_rows(seeds: Tensor, x: Tensor, w: Tensor) -> Tensor:
 
 # function, columns, the text of its random numbers
 EPILOGUES: dict[str, tuple[Callable[..., Tensor], int, str]] = {
-    "rows": (dropped, 44, "lib.rand_of_adjacent("),
+    "rows": (dropped_elements, 44, "lib.rand_of_adjacent("),
     "columns": (dropped_columns, 44, "tl.trans(lib.rand_of_adjacent("),
-    "odd rows": (dropped, 37, "lib.rand("),
+    "odd rows": (dropped_elements, 37, "lib.rand("),
     "a number for each row": (dropped_rows, 44, "lib.rand("),
 }
 
