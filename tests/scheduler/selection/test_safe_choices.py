@@ -53,6 +53,11 @@ def matmuls(plan: Schedule) -> list[Kernel]:
     return [step for step in plan.steps if isinstance(step, Kernel) and step.contracts]
 
 
+def loaded(kernel: Kernel) -> set[str]:
+    """The names of what a kernel loads."""
+    return {load.attr[0] for s in kernel.statements for load in vs.loads(s.roots)}
+
+
 def operations(kernel: Kernel) -> set[str]:
     return {value.op for s in kernel.statements for value in vs.topological(s.roots)}
 
@@ -209,12 +214,16 @@ def causal_conv1d_of_rows(x: Tensor, w: Tensor) -> Tensor:
 
 
 def test_a_depthwise_convolution_along_one_axis_takes_the_template_that_was_measured() -> None:
-    """With channels side by side. A few taps are arithmetic, wherever channels are."""
+    """With channels side by side, or positions. A few taps are arithmetic, wherever channels are."""
     x = t(8, 4096, 2048)
     [kernel] = planned(causal_conv1d_of_rows, x, t(2048, 1, 7)).kernels
     assert kernel.choice is not None
     assert kernel.choice.template == "triton_conv_direct"
-    assert not matmuls(planned(causal_conv1d, x.mT, t(2048, 1, 7)))  # transposed on its way out
+    copy, convolution = planned(causal_conv1d, x.mT, t(2048, 1, 7)).kernels
+    assert convolution.choice is not None
+    assert convolution.choice.template == "triton_conv_depthwise"  # of positions side by side, which a copy brings about
+    assert "arg0_1" in loaded(copy)
+    assert "arg0_1" not in loaded(convolution)
     for image in (t(8, 2048, 4096), x.mT):
         few = planned(causal_conv1d, image, t(2048, 1, 4))
         assert not few.calls
