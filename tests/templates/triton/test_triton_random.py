@@ -234,6 +234,23 @@ def test_epilogues_make_the_same_numbers_by_blocks(case: str, template: str) -> 
     torch.testing.assert_close(got, function(*args), rtol=1e-5, atol=1e-5)
 
 
+@pytest.mark.interpret
+def test_grouped_matmuls_make_numbers_by_blocks_along_columns() -> None:
+    """Groups begin at any row."""
+
+    def function(seeds: Tensor, x: Tensor, w: Tensor, ends: Tensor) -> Tensor:
+        return torch._grouped_mm(x, w, offs=ends) * (chances(seeds, len(x), w.shape[2]) > 0.4)
+
+    x, w = (torch.randn(shape, generator=torch.Generator().manual_seed(1)) for shape in ((35, 24), (3, 24, 40)))
+    args = SEEDS, x.to(torch.bfloat16), w.to(torch.bfloat16), torch.tensor([3, 20, 35], dtype=torch.int32)
+    which = Only("triton_grouped_matmul", lambda configs: configs[-1])
+    assert "= lib.rand_of_adjacent(" in source(function, which, *args)
+    torch._dynamo.reset()
+    with only(which.template, which.pick):
+        got = torch.compile(function, backend="kgen", options={"gpu_interpreter": True, "cache": False})(*args)
+    torch.testing.assert_close(got, function(*args), rtol=2e-2, atol=2e-2)
+
+
 @pytest.mark.parametrize("activation", [None, F.gelu], ids=["bare", "gelu"])
 @pytest.mark.parametrize("sizes", [(8192, 768, 3072), (16384, 4096, 1024)])
 def test_random_numbers_are_no_cheap_epilogue(
