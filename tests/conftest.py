@@ -125,6 +125,16 @@ def _end_a_hang(request: pytest.FixtureRequest) -> Iterator[None]:
     faulthandler.cancel_dump_traceback_later()
 
 
+@pytest.fixture(autouse=True, scope="session")
+def _unmeasured_guards() -> Iterator[None]:
+    """After each compile torch flushes the CPU's caches and times its guards, for a log: 30 ms that no test needs."""
+    import torch._dynamo.guards
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(torch._dynamo.guards, "profile_guard_manager", lambda *_: 0.0)
+        yield
+
+
 @pytest.fixture(autouse=True)
 def _fresh_dynamo() -> Iterator[None]:
     """Compiled code of one test must not be found by the next, which may compile the same function in another way."""

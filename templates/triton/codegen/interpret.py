@@ -6,7 +6,8 @@ decides at decoration whether a function is compiled, so what was decorated befo
 - functions of `triton.language` that are themselves written in Triton, by the Python functions under their decorators;
 - the module `library`, by a second one that consists of such plain functions. It is what a kernel imports as `lib` inside; its
   calls of libdevice go to torch functions;
-- methods of the interpreter that round wrongly, drop NaNs differently than the GPU, or fold tiles one element at a time.
+- methods of the interpreter that round wrongly, drop NaNs differently than the GPU, or fold tiles one element at a time;
+- what it works out again for each operation (`interpret_types`).
 """
 
 from __future__ import annotations
@@ -28,6 +29,7 @@ from triton.runtime import interpreter
 from triton.runtime.jit import ConstexprFunction, JITFunction
 
 from kgen.templates.triton import device as package
+from kgen.templates.triton.codegen import interpret_types
 from kgen.templates.triton.device import library
 
 # functions of libdevice that torch knows by another name
@@ -76,6 +78,7 @@ def _replacements() -> Iterator[tuple[Any, str, Any]]:
     yield builder, "get_all_ones_value", _all_ones
     yield builder, "create_maxnumf", lambda self, a, b: self.binary_op(a, b, np.fmax)
     yield builder, "create_minnumf", lambda self, a, b: self.binary_op(a, b, np.fmin)
+    yield from interpret_types.replacements()
     yield interpreter.ReduceOps, "generic_reduce", _reduce
     yield interpreter.ScanOps, "generic_scan", _scan
 
