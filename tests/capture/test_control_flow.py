@@ -98,6 +98,18 @@ def test_gradients_of_a_scan() -> None:
     torch.testing.assert_close(got, torch.autograd.grad(columns(x)[1].sum(), x))
 
 
+def test_gradients_of_a_scan_that_saves_what_it_returns() -> None:
+    """The gradient of tanh needs its result, which the body returns as well."""
+
+    def f(start: Tensor, x: Tensor) -> tuple[Tensor, Tensor]:
+        return scan(lambda h, row: ((h + row).tanh(), h * row), start, x)  # type: ignore[no-any-return]
+
+    args = [torch.rand(8, requires_grad=True), torch.rand(6, 8, requires_grad=True)]
+    total = lambda results: results[0].sum() + results[1].square().sum()  # noqa: E731
+    got = torch.autograd.grad(total(torch.compile(f, backend="kgen", fullgraph=True)(*args)), args)
+    torch.testing.assert_close(got, torch.autograd.grad(total(f(*args)), args))
+
+
 def test_gradients_of_branches() -> None:
     x = torch.rand(6, 8, requires_grad=True)
     got = torch.autograd.grad(torch.compile(branches, backend="kgen", fullgraph=True)(x).square().sum(), x)
