@@ -59,7 +59,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "GraphInfo", "Snapshot", "capture", "copied_graph", "fake_like", "fake_result", "hint", "numbers_known", "output_strides",
-    "output_values", "stride_order",
+    "output_values", "stride_keys", "stride_order",
 ]  # fmt: skip
 
 
@@ -407,10 +407,10 @@ def _keep_storage(gm: GraphModule, view: torch.fx.Node, kept: Set[torch.fx.Node]
 def _same_strides(traced: Any, given: Any) -> bool:
     if not isinstance(traced, torch.Tensor) or not isinstance(given, torch.Tensor):
         return True
-    return _stride_keys(traced) == _stride_keys(given)
+    return stride_keys(traced) == stride_keys(given)
 
 
-def _stride_keys(value: torch.Tensor) -> tuple[Any, ...]:
+def stride_keys(value: torch.Tensor) -> tuple[Any, ...]:
     """Strides that compare without adding a guard."""
     return tuple(s.node.expr if isinstance(s, torch.SymInt) else s for s in _strides(value))
 

@@ -124,6 +124,21 @@ def test_a_map_is_a_batch() -> None:
     assert (counters["kernels"], counters["extern.map_impl"]) == (1, 0)
 
 
+@pytest.mark.parametrize("name", ["view", "transposed result", "expanded result"])
+def test_a_map_has_results_of_stacked_rows(name: str) -> None:
+    """Whatever strides the batch gives them: views of them see the elements that eager's views see."""
+    if name == "view":
+        f = lambda x, y: map_rows(lambda row, y: row * y + 1, x, y).view(-1)  # noqa: E731
+        args = torch.rand(3, 5).t(), torch.rand(3)
+    else:
+        body = (lambda row, y: (row * y).t()) if name == "transposed result" else (lambda row, y: (row.sum(0) * y).expand(4, 3))
+        f = lambda x, y: map_rows(body, x, y)  # noqa: E731
+        args = torch.rand(5, 4, 3), torch.rand(3)
+    got, expected = torch.compile(f, backend="kgen", fullgraph=True)(*args), f(*args)
+    torch.testing.assert_close(got, expected, check_stride=True)
+    assert counters["extern.map_impl"] == 0
+
+
 def test_gradients_of_a_map() -> None:
     def f(x: Tensor, w: Tensor) -> Tensor:
         return map_rows(lambda row, w: (row * w).sin(), x, w)
