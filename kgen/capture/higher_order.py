@@ -224,7 +224,7 @@ class _Expansion:
         """A copy whose dimensions follow each other in memory as those of the node's result do."""
         order = torch_adapter.stride_order(user.meta["val"])
         back = [order.index(d) for d in range(len(order))]
-        contiguous = {"memory_format": torch.contiguous_format}
+        contiguous: dict[str, Any] = {"memory_format": torch.contiguous_format}
         for target, more, kind in ((aten.permute, (order,), {}), (aten.clone, (), contiguous), (aten.permute, (back,), {})):
             value = result.meta["val"]
             result = self.graph.call_function(target.default, (result, *more), kind)

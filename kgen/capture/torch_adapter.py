@@ -182,8 +182,8 @@ def _results_apart(body: GraphModule) -> None:
         storage = _storage(result)
         if storage in taken:
             with body.graph.inserting_before(output):
-                results[k] = body.graph.call_function(torch.ops.aten.clone.default, (result,))  # type: ignore[arg-type]
-            results[k].meta = dict(result.meta)  # type: ignore[union-attr]
+                results[k] = body.graph.call_function(torch.ops.aten.clone.default, (result,))
+            results[k].meta = dict(result.meta)
         elif storage is not None:
             taken.add(storage)
     output.args = (tuple(results),)
