@@ -16,7 +16,7 @@ from kgen.ir.nodes import Sizes
 from kgen.ir.values import Value
 from kgen.lowering.builder import Builder
 from kgen.lowering.fallback import Refused
-from kgen.lowering.pointwise import Operand, value_in
+from kgen.lowering.pointwise import Operand, to_copy, value_in
 from kgen.lowering.tensor import Tensor, indices
 
 
@@ -66,6 +66,11 @@ def constant(number: float) -> Callable[..., Tensor]:
 
 def scalar_tensor(b: Builder, number: Operand, **_: Any) -> Tensor:
     return filled(b, number)
+
+
+def converted(b: Builder, x: Operand, **options: Any) -> Tensor:
+    """vmap converts numbers of the program as if they were tensors."""
+    return to_copy(b, x, **options) if isinstance(x, Tensor) else filled(b, x)
 
 
 # ---- ranges ---------------------------------------------------------------------------------------------------------
@@ -143,6 +148,7 @@ RULES: dict[str, Callable[..., Any]] = {
     "aten.full": full,
     "aten.full_like": full_like,
     "aten.new_full": new_full,
+    "aten._to_copy": converted,
     "aten.scalar_tensor": scalar_tensor,
     "aten.arange": arange,
     "prims.iota": iota,

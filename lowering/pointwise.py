@@ -400,7 +400,6 @@ RULES: dict[str, Callable[..., Any]] = {
     "aten.masked_fill": masked_fill,
     "aten.fill": fill,
     "aten.zero": lambda b, x: fill(b, x, 0),
-    "aten._to_copy": to_copy,
     "aten.view.dtype": bitcast,
     "prims.convert_element_type": lambda b, x, dtype: convert(x, dtype),
     "prims.fma": lambda b, x, y, z: pointwise(lambda p, q, r: vs.call("fma", p, q, r), x, y, z),

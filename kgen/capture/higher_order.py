@@ -201,21 +201,41 @@ class _Expansion:
         for user in list(node.users):
             result = results[user.args[1]]
             if isinstance(result, Node):
-                user.replace_all_uses_with(self._typed(result, user))
+                user.replace_all_uses_with(self._as_traced(result, user))
                 self.graph.erase_node(user)
             else:  # a tuple, or what nobody reads
                 self._replace(user, result)
         self.graph.erase_node(node)
 
-    def _typed(self, result: Node, user: Node) -> Node:
-        """The result in the dtype that the node has it in: torch's own meaning leaves the log-sum-exp of float64 as it is."""
+    def _as_traced(self, result: Node, user: Node) -> Node:
+        """The result in the dtype and with the strides that the node has it in: torch's own meaning leaves the log-sum-exp of
+        float64 as it is, and a batch of transposed rows is transposed, where `map` stacks them. Views of it were traced for
+        the node's strides, and would see other elements."""
         has, wanted = result.meta.get("val"), user.meta.get("val")
-        if not isinstance(has, torch.Tensor) or not isinstance(wanted, torch.Tensor) or has.dtype is wanted.dtype:
+        if not isinstance(has, torch.Tensor) or not isinstance(wanted, torch.Tensor):
             return result
         with self.graph.inserting_before(user):
-            made = self.graph.call_function(aten._to_copy.default, (result,), {"dtype": wanted.dtype})
-        made.meta = dict(user.meta)
-        return made
+            if has.dtype is not wanted.dtype:
+                result = self.graph.call_function(aten._to_copy.default, (result,), {"dtype": wanted.dtype})
+                result.meta = {**user.meta, "val": has.to(wanted.dtype)}
+            return result if _placement(has) == _placement(wanted) else self._restrided(result, user)
+
+    def _restrided(self, result: Node, user: Node) -> Node:
+        """A copy whose dimensions follow each other in memory as those of the node's result do."""
+        order = torch_adapter.stride_order(user.meta["val"])
+        back = [order.index(d) for d in range(len(order))]
+        contiguous: dict[str, Any] = {"memory_format": torch.contiguous_format}
+        for target, more, kind in ((aten.permute, (order,), {}), (aten.clone, (), contiguous), (aten.permute, (back,), {})):
+            value = result.meta["val"]
+            result = self.graph.call_function(target.default, (result, *more), kind)
+            result.meta = {**user.meta, "val": target.default(value, *more, **kind)}
+        return result
+
+
+def _placement(value: torch.Tensor) -> tuple[Any, ...]:
+    """The strides of the dimensions that have some, as expressions where they are symbols."""
+    known = zip(value.shape, torch_adapter.stride_keys(value), strict=True)
+    return tuple(stride for size, stride in known if type(size) is not int or size != 1)
 
 
 class _ScalarTensors(torch.fx.Interpreter):

@@ -28,6 +28,7 @@ class SymbolTable:
         self.sympy_of: dict[Size, sympy.Symbol] = {}
         self.derived: dict[Size, Expr] = {}
         self._memo: dict[sympy.Expr, Expr] = {}
+        self._sizes: dict[sympy.Symbol, Size] = {}
         self._names: dict[Expr, Size] = {}
         self._found: dict[sympy.Symbol, Expr] = {}
         self._measured: dict[sympy.Symbol, Expr] = {}  # what defines an unbacked symbol, with no range from its checks
@@ -206,7 +207,9 @@ class SymbolTable:
         lo, hi = self._range(expr)
         if lo == hi:
             return ix.constant(lo)
-        size = ix.size(str(expr), lo, hi)
+        # A guard that is added meanwhile may narrow the range. With another range the size would be another one, that no input
+        # has: results would get other strides than in eager, or the host would not know the size.
+        size = self._sizes.setdefault(expr, ix.size(str(expr), lo, hi))
         self.sympy_of[size] = expr
         return size.expr()
 

@@ -39,7 +39,7 @@ from torch._higher_order_ops.scan import ScanAutogradImpl, scan_op
 from torch._logging._internal import trace_log
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.compiler import config as compiler_config
-from torch.fx import GraphModule
+from torch.fx import GraphModule, Node
 from torch.fx.passes.fake_tensor_prop import FakeTensorProp
 from torch.utils._ordered_set import OrderedSet
 from torch.utils._python_dispatch import _disable_current_modes
@@ -59,7 +59,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "GraphInfo", "Snapshot", "capture", "copied_graph", "fake_like", "fake_result", "hint", "numbers_known", "output_strides",
-    "output_values", "stride_order",
+    "output_values", "stride_keys", "stride_order",
 ]  # fmt: skip
 
 
@@ -149,20 +149,50 @@ def _trusted_bodies(gm: GraphModule) -> Iterator[None]:
 @contextmanager
 def _gradients_apart(gm: GraphModule) -> Iterator[None]:
     """The gradients of what a scan has carried may be parts of one tensor, as those of a `cat` are: torch's loop backward
-    refuses operands that share memory. Here each part has memory of its own."""
+    refuses operands that share memory. Here each part has memory of its own. So has each result of the forward's body. The
+    `tanh` that a body returns and saves for its gradient is a detached copy to torch, but the decomposition of `detach`
+    leaves the same tensor."""
     if not gm.graph.find_nodes(op="call_function", target=scan_op):
         yield
         return
-    before = ScanAutogradImpl.call_backward
+    forward, backward = ScanAutogradImpl.call_forward, ScanAutogradImpl.call_backward
+
+    def call_forward(self: ScanAutogradImpl) -> Any:
+        _results_apart(self.hop_partitioned_graph.fw_gm)
+        return forward(self)
 
     def call_backward(self: ScanAutogradImpl, *gradients: torch.Tensor) -> Any:
-        return before(self, *_apart(gradients))
+        return backward(self, *_apart(gradients))
 
+    ScanAutogradImpl.call_forward = call_forward  # type: ignore[method-assign]
     ScanAutogradImpl.call_backward = call_backward  # type: ignore[method-assign]
     try:
         yield
     finally:
-        ScanAutogradImpl.call_backward = before  # type: ignore[method-assign]
+        ScanAutogradImpl.call_forward = forward  # type: ignore[method-assign]
+        ScanAutogradImpl.call_backward = backward  # type: ignore[method-assign]
+
+
+def _results_apart(body: GraphModule) -> None:
+    """Clones the results that share memory with an operand or with a result before them."""
+    output = body.graph.output_node()
+    taken = {_storage(node) for node in body.graph.find_nodes(op="placeholder")} - {None}
+    results = list(output.args[0])  # type: ignore[arg-type]
+    for k, result in enumerate(results):
+        storage = _storage(result)
+        if storage in taken:
+            with body.graph.inserting_before(output):
+                results[k] = body.graph.call_function(torch.ops.aten.clone.default, (result,))
+            results[k].meta = dict(result.meta)
+        elif storage is not None:
+            taken.add(storage)
+    output.args = (tuple(results),)
+    body.recompile()
+
+
+def _storage(node: Any) -> int | None:
+    value = node.meta.get("val") if isinstance(node, Node) else None
+    return value.untyped_storage()._cdata if isinstance(value, torch.Tensor) else None
 
 
 def _apart(tensors: Sequence[torch.Tensor]) -> Iterator[torch.Tensor]:
@@ -377,10 +407,10 @@ def _keep_storage(gm: GraphModule, view: torch.fx.Node, kept: Set[torch.fx.Node]
 def _same_strides(traced: Any, given: Any) -> bool:
     if not isinstance(traced, torch.Tensor) or not isinstance(given, torch.Tensor):
         return True
-    return _stride_keys(traced) == _stride_keys(given)
+    return stride_keys(traced) == stride_keys(given)
 
 
-def _stride_keys(value: torch.Tensor) -> tuple[Any, ...]:
+def stride_keys(value: torch.Tensor) -> tuple[Any, ...]:
     """Strides that compare without adding a guard."""
     return tuple(s.node.expr if isinstance(s, torch.SymInt) else s for s in _strides(value))
 

@@ -98,6 +98,18 @@ def test_gradients_of_a_scan() -> None:
     torch.testing.assert_close(got, torch.autograd.grad(columns(x)[1].sum(), x))
 
 
+def test_gradients_of_a_scan_that_saves_what_it_returns() -> None:
+    """The gradient of tanh needs its result, which the body returns as well."""
+
+    def f(start: Tensor, x: Tensor) -> tuple[Tensor, Tensor]:
+        return scan(lambda h, row: ((h + row).tanh(), h * row), start, x)  # type: ignore[no-any-return]
+
+    args = [torch.rand(8, requires_grad=True), torch.rand(6, 8, requires_grad=True)]
+    total = lambda results: results[0].sum() + results[1].square().sum()  # noqa: E731
+    got = torch.autograd.grad(total(torch.compile(f, backend="kgen", fullgraph=True)(*args)), args)
+    torch.testing.assert_close(got, torch.autograd.grad(total(f(*args)), args))
+
+
 def test_gradients_of_branches() -> None:
     x = torch.rand(6, 8, requires_grad=True)
     got = torch.autograd.grad(torch.compile(branches, backend="kgen", fullgraph=True)(x).square().sum(), x)
@@ -110,6 +122,21 @@ def test_a_map_is_a_batch() -> None:
 
     run(f, torch.rand(6, 8))
     assert (counters["kernels"], counters["extern.map_impl"]) == (1, 0)
+
+
+@pytest.mark.parametrize("name", ["view", "transposed result", "expanded result"])
+def test_a_map_has_results_of_stacked_rows(name: str) -> None:
+    """Whatever strides the batch gives them: views of them see the elements that eager's views see."""
+    if name == "view":
+        f = lambda x, y: map_rows(lambda row, y: row * y + 1, x, y).view(-1)  # noqa: E731
+        args = torch.rand(3, 5).t(), torch.rand(3)
+    else:
+        body = (lambda row, y: (row * y).t()) if name == "transposed result" else (lambda row, y: (row.sum(0) * y).expand(4, 3))
+        f = lambda x, y: map_rows(body, x, y)  # noqa: E731
+        args = torch.rand(5, 4, 3), torch.rand(3)
+    got, expected = torch.compile(f, backend="kgen", fullgraph=True)(*args), f(*args)
+    torch.testing.assert_close(got, expected, check_stride=True)
+    assert counters["extern.map_impl"] == 0
 
 
 def test_gradients_of_a_map() -> None:

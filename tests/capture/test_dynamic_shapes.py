@@ -382,6 +382,23 @@ def test_result_keeps_gaps_that_only_run_time_knows() -> None:
 
 
 @pytest.mark.cpu
+def test_views_of_a_result_whose_size_gets_a_closer_range_meanwhile() -> None:
+    """Asking torch for strides adds guards while kgen lowers. A size is the same one before and after them."""
+    image = torch.randn(2, 4, 14, 11)[:, 1:, 1:, 1::2]
+    weight, bias, residual = torch.randn(9, 1, 5, 3), torch.randn(9), torch.randn(2, 9, 11, 3)
+
+    def views(image: Tensor, weight: Tensor, bias: Tensor | None, residual: Tensor) -> tuple[Tensor, ...]:
+        y = F.conv2d(image, weight, bias, padding=(1, 0), groups=3) + residual
+        return y[:, ::2], y[..., -1], y
+
+    for given in (bias, None):
+        actual = compiled(views, strict=True)(image, weight, given, residual)
+        assert_same(actual, views(image, weight, given, residual))
+        assert len({tensor.untyped_storage().data_ptr() for tensor in actual}) == 1
+        torch._dynamo.reset()
+
+
+@pytest.mark.cpu
 @pytest.mark.parametrize("name", ["addmm", "baddbmm"])
 def test_numbers_that_scale_a_matmul_are_symbols(name: str) -> None:
     """One graph serves all of them. Eager does not read what it would multiply by 0."""

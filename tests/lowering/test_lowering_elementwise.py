@@ -194,3 +194,13 @@ def test_small_whole_powers_are_multiplications(exponent: int) -> None:
     [node] = [node for node in graphs[0].nodes if isinstance(node, ir.Pointwise)]
     assert {value.op for value in vs.topological([node.value])} == {"load", "mul"}
     torch.testing.assert_close(got, (x.double() ** exponent).float(), rtol=exponent / 2 * 2**-23, atol=1e-37, equal_nan=True)
+
+
+def test_numbers_that_vmap_converts() -> None:
+    """In a vmap of a vmap, torch converts the numbers of the program as if they were tensors."""
+    graphs: list[ir.Graph] = []
+    x = torch.randn(6, 4)
+    function = torch.vmap(torch.vmap(lambda s: s * 2 + s.sin() / 3.5), in_dims=1)
+    with torch.no_grad():
+        torch.testing.assert_close(lowered(function, "kgen", graphs)(x), function(x))
+    assert all(isinstance(node, ir.Pointwise) for node in graphs[0].nodes)
