@@ -259,7 +259,7 @@ class Emitter(PointEmitter):
         assert s.rank is not None
         atom = s.rank.atom()
         # what another kernel has counted is no index into memory: there is nothing to check
-        position = self.emit(atom.value) if isinstance(atom, ix.Indirect) else self.text(s.rank)
+        position = self.emit(atom.value) if isinstance(atom, ix.Indirect) else self._number(s.rank)
         return f"tl.broadcast_to({position}, {self._shape(self.level)}).to(tl.{kind})"
 
     def _reduce_tile(self, s: Statement) -> list[tuple[Statement, list[str]]]:
