@@ -240,4 +240,4 @@ def test_what_is_divided_counts_among_what_is_computed() -> None:
     assert ix.within(inside, 2**33)
     assert not ix.within(ix.minimum(i * 70000, j), 2**31)
     assert ix.within(i + j - 5, 2**18)
-    assert not ix.within(M.expr(), 2**31)
+    assert not ix.within(ix.size("any").expr(), 2**31)
