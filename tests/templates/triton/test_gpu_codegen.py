@@ -265,3 +265,15 @@ def test_positions_past_32_bits(fn: Callable[..., torch.Tensor]) -> None:
     plan = plans(fn, *args[fn], options=options).forward
     calls = [rendered(kernel, plan, f"k{n}", options) for n, kernel in enumerate(plan.kernels)]
     assert "*70000 + tl.cast(" in calls[0].launch.source
+
+
+def grouped_softmax(x: torch.Tensor) -> torch.Tensor:
+    return F.pixel_shuffle(x, 2).softmax(-1)
+
+
+def test_rows_of_a_group_share_a_running_maximum() -> None:
+    """Neighbouring pixels were channels, which lie along the axis of rows: a softmax of both is that of the group."""
+    x = Maker()(2, 64, 8, 8).contiguous(memory_format=torch.channels_last)
+    x[0, 3, 2, 2], x[1, :4], x[1, 20, 1, 1], x[1, 40] = math.inf, -math.inf, math.nan, -math.inf
+    [text] = run(grouped_softmax, x, gpu_interpreter=True).texts
+    assert "join_group_rescaled" in text
