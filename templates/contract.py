@@ -151,8 +151,8 @@ def host_value(compute: Computed) -> HostValue:
     return HostValue(compute)
 
 
-# The longest axis of a GPU's template, but for lengths known at run time only, which have 64 bits: authors count in 32 bits where
-# lengths are constants, past the end of the last tile.
+# The longest axis of a GPU's template. Where lengths are constants, authors count in 32 bits, past the end of the last tile;
+# lengths that are known at run time only have 64.
 MOST_INDICES = 2**31 - (1 << 20)
 
 

@@ -237,7 +237,7 @@ def test_axes_of_gpus_are_counted_in_32_bits() -> None:
 
     options = Options(gpu_everywhere=True, only=Only("triton_matmul", lambda configs: configs[0]))
     w = torch.zeros(16, 16, dtype=torch.bfloat16)
-    for rows, calls in ((2**20, []), (2**31 + 2**20, ["aten.mm.default"])):
-        x = torch.zeros(16, dtype=torch.bfloat16).expand(rows, 16)
+    for length, calls in ((2**20, []), (2**31 + 2**20, ["aten.mm.default"])):
+        x = torch.zeros(16, dtype=torch.bfloat16).expand(length, 16)
         plan = plan_of(capture(function, [x, w]), options)
         assert [str(call.node.target) for call in plan.calls] == calls

@@ -276,7 +276,8 @@ class TileEmitter(PointEmitter):
         if s.op in ("argmax", "argmin"):
             assert s.rank is not None
             kind = "int32" if s.rank.bounds()[1] < NARROW_INDEX else "int64"  # as many registers as numbers take, or two
-            return [tile, self._bind("place", f"tl.broadcast_to({self._number(s.rank)}, {self._shape(self.level)}).to(tl.{kind})")]
+            place = f"tl.broadcast_to({self._number(s.rank)}, {self._shape(self.level)}).to(tl.{kind})"
+            return [tile, self._bind("place", place)]
         if s.op == "welford" and not self._is_filled(s, part):
             count = f"tl.zeros_like({tile}) + " + ("1.0" if inside is None else f"tl.where({inside}, 1.0, 0.0)")
             return [tile, f"tl.zeros_like({tile})", self._bind("count", count)]
