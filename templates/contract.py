@@ -151,6 +151,11 @@ def host_value(compute: Computed) -> HostValue:
     return HostValue(compute)
 
 
+# The longest axis of a GPU's template. Where lengths are constants, authors count in 32 bits, past the end of the last tile;
+# lengths that are known at run time only have 64.
+MOST_INDICES = 2**31 - (1 << 20)
+
+
 @dataclass(frozen=True)
 class Template:
     """A registered template. `version` changes with its source: caches and tuning files never mistake one for another."""
@@ -242,6 +247,10 @@ class Template:
             length = problem.extent(axis).as_int()
             if length is None or length > most:
                 return f"axis {axis} may be longer than {most}"
+        for axis in problem.loops if self.device == "cuda" else ():
+            length = problem.extent(axis).as_int()
+            if length is not None and length > MOST_INDICES:
+                return f"axis {axis} has more indices than 32 bits hold"
         reductions = {s.op for s in problem.epilogue if s.kind == "partial"}
         wanted = [Request(full_row=max(problem.whole.values(), default=0)), *(Request(reduction=op) for op in reductions)]
         return next(filter(None, map(self.why_not, wanted)), None) or self._refused(problem)

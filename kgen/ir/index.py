@@ -690,6 +690,19 @@ def indirects(expr: Expr) -> tuple[Indirect, ...]:
     return expr._indirect
 
 
+def within(expr: Expr, room: int) -> bool:
+    """Whether the expression, and all that is divided or compared inside it, is known to lie in ``[-room, room]``."""
+    low, high = expr.bounds()
+    parts = (part for mono, _ in expr.terms for atom in mono for part in _parts(atom))
+    return -room <= low and high <= room and all(within(part, room) for part in parts)
+
+
+def _parts(atom: Atom) -> tuple[Expr, ...]:
+    if isinstance(atom, FloorDiv | Mod):
+        return atom.num, atom.den
+    return atom.args if isinstance(atom, Apply) else ()
+
+
 def as_factor(expr: Expr, of: Expr) -> int | None:
     """The integer `k` for which ``expr == k * of`` whatever the sizes; None where there is none."""
     if not of.terms or not expr.terms:

@@ -994,7 +994,7 @@ def _fits_32(kernel: Kernel) -> bool:
         for value in vs.topological(s.roots):
             if value.op == "load":
                 exprs += vs.index_exprs(value)
-    return all(-room <= bound <= room for e in exprs for bound in e.bounds())
+    return all(ix.within(e, room) for e in exprs)
 
 
 def power_of_two(number: int) -> int:

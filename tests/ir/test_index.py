@@ -230,3 +230,14 @@ def test_other_factors_give_other_expressions() -> None:
     assert ix.product([M.expr(), M.expr()]) is not ix.product([M.expr()])
     assert ix.product([ix.size("m", 1, 8).expr(), 4]) is not ix.product([M.expr(), 4])
     assert ix.product([]) is ix.ONE
+
+
+def test_what_is_divided_counts_among_what_is_computed() -> None:
+    i, j = (ix.var(name, 70000).expr() for name in ("i", "j"))
+    inside = (i * 70000 + j) // 70001
+    assert inside.bounds()[1] < 70000
+    assert not ix.within(inside, 2**31)
+    assert ix.within(inside, 2**33)
+    assert not ix.within(ix.minimum(i * 70000, j), 2**31)
+    assert ix.within(i + j - 5, 2**18)
+    assert not ix.within(ix.size("any").expr(), 2**31)

@@ -31,7 +31,9 @@ from kgen.templates.problem import Problem
 from kgen.templates.triton.codegen.gluon_handles import Barriers, names
 from kgen.templates.triton.codegen.gluon_slots import GluonOperand, GluonResult, GluonSlots
 from kgen.templates.triton.codegen.template import render_template
+from tests.codegen import plan_of
 from tests.kernels import plans
+from tests.op_case import capture
 
 pytestmark = pytest.mark.none
 ROOT = Path(__file__).resolve().parents[2]
@@ -225,3 +227,17 @@ def test_a_template_offers_each_configuration_once() -> None:
     offered, rows = list(problem.template.configs(problem)), list(problem.template.author.configs(problem))
     assert problem.whole
     assert len(offered) == len(set(offered)) < len(rows)
+
+
+def test_axes_of_gpus_are_counted_in_32_bits() -> None:
+    """Lengths that are constants are not passed as 64 bits: what is longer goes to the library."""
+
+    def function(x: Tensor, w: Tensor) -> Tensor:
+        return F.relu(x @ w)
+
+    options = Options(gpu_everywhere=True, only=Only("triton_matmul", lambda configs: configs[0]))
+    w = torch.zeros(16, 16, dtype=torch.bfloat16)
+    for length, calls in ((2**20, []), (2**31 + 2**20, ["aten.mm.default"])):
+        x = torch.zeros(16, dtype=torch.bfloat16).expand(length, 16)
+        plan = plan_of(capture(function, [x, w]), options)
+        assert [str(call.node.target) for call in plan.calls] == calls

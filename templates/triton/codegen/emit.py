@@ -259,7 +259,7 @@ class Emitter(PointEmitter):
         assert s.rank is not None
         atom = s.rank.atom()
         # what another kernel has counted is no index into memory: there is nothing to check
-        position = self.emit(atom.value) if isinstance(atom, ix.Indirect) else self.text(s.rank)
+        position = self.emit(atom.value) if isinstance(atom, ix.Indirect) else self._number(s.rank)
         return f"tl.broadcast_to({position}, {self._shape(self.level)}).to(tl.{kind})"
 
     def _reduce_tile(self, s: Statement) -> list[tuple[Statement, list[str]]]:
@@ -355,9 +355,12 @@ class Emitter(PointEmitter):
         if s.outs[0] in self.online_softmax:
             top, total = self._fresh("max"), self._fresh("sum")
             self._line(f"{top}, {total} = lib.fold_rescaled({names[0]}, {names[1]}, 1)")
-            pair = self.online_softmax[s.outs[0]]
-            self._results(pair.maximum, [f"{top}[:, None]"])
-            self._results(s, [f"{total}[:, None]"])
+            pair, parts = self.online_softmax[s.outs[0]], [f"{top}[:, None]", f"{total}[:, None]"]
+            if self.tiling.group > 1:
+                self._line(f"{top}, {total} = lib.join_group_rescaled({', '.join(parts)}, {self.tiling.group})")
+                parts = [top, total]
+            self._results(pair.maximum, parts[:1])
+            self._results(s, parts[1:])
         elif s.op in PAIRS:
             self._finish_pair(s, names[0], names[1])
         elif s.op == "welford":

@@ -40,6 +40,8 @@ Axes = frozenset[str]
 NONE: Axes = frozenset()
 # Sums of indices that are smaller are computed in 32 bits.
 NARROW_INDEX = 2**30
+# The largest number of 32 bits.
+INT32 = 2**31 - 1
 # What is the same of indices of 32 bits as of 64.
 _TAKE_NARROW = frozenset(("lt", "le", "gt", "ge", "eq", "ne", "cast"))
 # What a kernel says of a failure of `ops.FAILURES`.
@@ -79,6 +81,7 @@ class PointEmitter:
         self.level: Axes = NONE
         self._axes: dict[Value, Axes] = {}
         self.text = IndexText(self._variable, self._indirect)
+        self._wide_text = IndexText(lambda v: _widened(self._variable(v)), lambda atom: _widened(self._indirect(atom)))
 
     # ---- what the axes are ------------------------------------------------------------------------------------------
 
@@ -201,9 +204,9 @@ class PointEmitter:
             return self._load(value)
         place = _index_of(value)
         if place is not None:
-            return f"({self.text(place)}).to(tl.int64)"
+            return f"({self._number(place)}).to(tl.int64)"
         narrow = _narrow_operands(value) if value.op in _TAKE_NARROW else None
-        args = [self.emit(a) for a in value.args] if narrow is None else [f"({self.text(e)})" for e in narrow]
+        args = [self.emit(a) for a in value.args] if narrow is None else [f"({self._number(e)})" for e in narrow]
         if value.op == "assert":
             return self._assert(value, *args)
         if value.op in ops.RANDOM and not self.axes(value.args[0]):
@@ -213,6 +216,11 @@ class PointEmitter:
         if value.op in STRUCTURAL:
             return self._structural(value, *args)
         return self._division(value, args[0]) or self._operation(value, args)
+
+    def _number(self, expr: Expr) -> str:
+        """The text of an index that becomes a number: it may need 64 bits in a kernel whose offsets take 32, as the position of
+        an element in rows that are only summed."""
+        return self.text(expr) if self.wide or ix.within(expr, INT32) else self._wide_text(expr)
 
     def _operation(self, value: Value, args: Sequence[str]) -> str:
         fast = value.op in FAST_OPS and value.dtype is torch.float32 and value not in self.exact
@@ -388,6 +396,10 @@ class PointEmitter:
         name = f"{stem}{self.counter}" if stem == "t" else f"{stem}_{self.counter}"
         self.made_names.add(name)
         return name
+
+
+def _widened(text: str) -> str:
+    return f"tl.cast({text}, tl.int64)"
 
 
 def _index_of(value: Value) -> Expr | None:

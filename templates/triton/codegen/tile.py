@@ -276,7 +276,8 @@ class TileEmitter(PointEmitter):
         if s.op in ("argmax", "argmin"):
             assert s.rank is not None
             kind = "int32" if s.rank.bounds()[1] < NARROW_INDEX else "int64"  # as many registers as numbers take, or two
-            return [tile, self._bind("place", f"tl.broadcast_to({self.text(s.rank)}, {self._shape(self.level)}).to(tl.{kind})")]
+            place = f"tl.broadcast_to({self._number(s.rank)}, {self._shape(self.level)}).to(tl.{kind})"
+            return [tile, self._bind("place", place)]
         if s.op == "welford" and not self._is_filled(s, part):
             count = f"tl.zeros_like({tile}) + " + ("1.0" if inside is None else f"tl.where({inside}, 1.0, 0.0)")
             return [tile, f"tl.zeros_like({tile})", self._bind("count", count)]
@@ -390,4 +391,4 @@ def is_wide(problem: Problem) -> bool:
     for s in problem.kernel.statements:
         exprs += s.store if any(s.stored) else ()
         exprs += [e for v in vs.topological(s.roots) if v.op == "load" for e in vs.index_exprs(v)]
-    return any(not -room <= bound <= room for e in exprs for bound in e.bounds())
+    return not all(ix.within(e, room) for e in exprs)

@@ -189,6 +189,7 @@ from kgen.templates.triton.device.row_loops import (
     join_group_max,
     join_group_min,
     join_group_prod,
+    join_group_rescaled,
     join_group_sum,
     join_group_welford,
     last_column,

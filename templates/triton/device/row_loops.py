@@ -111,6 +111,14 @@ def join_group_min(rows, width: tl.constexpr):
 
 
 @triton.jit
+def join_group_rescaled(top, total, width: tl.constexpr):
+    """A row of -inf alone has no sum (NaN), but adds nothing to those of a group that has other elements."""
+    whole = join_group_max(top, width)
+    nothing = (top == float("-inf")) & (whole > float("-inf"))
+    return whole, join_group_sum(tl.where(nothing, 0.0, total * tl.exp(top - whole)), width)
+
+
+@triton.jit
 def join_group_welford(mean, m2, count, width: tl.constexpr):
     """All rows of a group have the same count."""
     common = to_members(fold_sum(groups_of(mean, width), 1), width) * (1.0 / width)

@@ -10,10 +10,11 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
-from codegen import near
+from codegen import near, options_for, rendered
 from gpu_graphs import GRAPHS, Maker, Ran, run, short_rows, short_shares, wide_indices
 
 from kgen.backend import kgen_backend
+from tests.kernels import plans
 from tests.slow import slow_but
 
 pytestmark = [pytest.mark.interpret, pytest.mark.cpu, pytest.mark.filterwarnings("ignore::UserWarning")]
@@ -229,3 +230,50 @@ def test_indices_are_compared_and_converted_in_32_bits() -> None:
     for fn, is_wide in ((compared, False), (summed, True)):
         [text] = run(fn, x, gpu_interpreter=True).texts
         assert ("tl.int64" in text) == is_wide
+
+
+def test_positions_may_need_more_bits_than_offsets() -> None:
+    """Of 17 steps of 10**9, of which the offsets in memory are below 17."""
+    make = Maker()
+
+    def steps() -> torch.Tensor:
+        return torch.arange(0, 17 * 10**9, 10**9)
+
+    def added(x: torch.Tensor) -> torch.Tensor:
+        return x.double() + torch.arange(0, 17 << 30, 1 << 30)
+
+    run(steps, gpu_interpreter=True)
+    run(added, make(17), gpu_interpreter=True)
+    run(lambda x: (x > 0) & (torch.arange(0, 17 * 10**9, 10**9) > 10**10), make(17), gpu_interpreter=True)
+
+
+def made_in_rows(seeds: torch.Tensor) -> torch.Tensor:
+    return (torch.ops.kgen.rand([70000, 70000], seeds, 0, "rand", torch.float32) > 0.5).any(-1)
+
+
+def place_of_sum(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+    return (x[:, None] + y).argmax()
+
+
+@pytest.mark.parametrize("fn", [made_in_rows, place_of_sum])
+def test_positions_past_32_bits(fn: Callable[..., torch.Tensor]) -> None:
+    """Nothing in memory has as many elements."""
+    args = {
+        made_in_rows: [torch.zeros(1, dtype=torch.int64)], place_of_sum: [torch.zeros(70000), torch.zeros(70000)]
+    }  # fmt: skip
+    options = options_for(True)
+    plan = plans(fn, *args[fn], options=options).forward
+    calls = [rendered(kernel, plan, f"k{n}", options) for n, kernel in enumerate(plan.kernels)]
+    assert "*70000 + tl.cast(" in calls[0].launch.source
+
+
+def grouped_softmax(x: torch.Tensor) -> torch.Tensor:
+    return F.pixel_shuffle(x, 2).softmax(-1)
+
+
+def test_rows_of_a_group_share_a_running_maximum() -> None:
+    """Neighbouring pixels were channels, which lie along the axis of rows: a softmax of both is that of the group."""
+    x = Maker()(2, 64, 8, 8).contiguous(memory_format=torch.channels_last)
+    x[0, 3, 2, 2], x[1, :4], x[1, 20, 1, 1], x[1, 40] = math.inf, -math.inf, math.nan, -math.inf
+    [text] = run(grouped_softmax, x, gpu_interpreter=True).texts
+    assert "join_group_rescaled" in text
