@@ -32,6 +32,13 @@ from kgen.templates.loop_contract import LoopProblem, loop_problem
 from kgen.templates.problem import Problem
 from kgen.verdict import Outcome, Reason, Verdict
 
+# What weights of a softmax are made by.
+EXPONENTIALS = frozenset(("exp", "exp2"))
+
+# Names of results that a value is made of, and of those that it is made of exponentials of.
+_MadeOf = tuple[frozenset[str], frozenset[str]]
+_NONE: frozenset[str] = frozenset()
+
 __all__ = ["StepChoices", "distinct_names", "local_buffers", "make_kernel", "steps_of", "storage_shared"]
 
 
@@ -129,7 +136,7 @@ def local_buffers(steps: list[Step]) -> frozenset[str]:
 
 def make_kernel(group: Group, sizes: Sizes, needed: frozenset[str], verdicts: list[Verdict], target: str = "cpp") -> Kernel:
     """`needed` are buffers that something outside the group reads; the rest stay in registers or rows."""
-    items = group.items
+    items = _reading_what_is_stored(group.items, needed)
     after = _place(items)
     items, after, rows, stored = _crossings(group, items, after, _Keeping(group.inner, sizes, LIMITS[target]), needed, verdicts)
     tiled = frozenset(o for item in items if item.is_partial for o in item.outs)
@@ -137,6 +144,52 @@ def make_kernel(group: Group, sizes: Sizes, needed: frozenset[str], verdicts: li
     sections = 1 + max((s.section for s in statements if s.inner), default=-1)
     origins = tuple(item.node.origin for item in items)
     return Kernel(_name(items), group.outer, group.inner, sections, tuple(statements), tuple(rows), origins, target)
+
+
+def _reading_what_is_stored(items: list[Item], needed: frozenset[str]) -> list[Item]:
+    """Where the kernel stores 16-bit numbers and sums up their exponentials, all of it reads them as they are stored. Who reads
+    both later, as the gradient of a softmax does, divides exponentials by their own sum: with one of unrounded numbers, weights
+    close to 1 would be off by as much as the logits, and rows would not add up to 1. What rows were reduced to, such as their
+    maxima, is read as it is."""
+    values = list(vs.topological([root for item in items for root in _roots(item)]))
+    if not any(value.op in EXPONENTIALS for value in values):
+        return items
+    narrow = {v.attr[0]: v.attr[2] for v in values if v.op == "load" and v.attr[2] in ops.NARROW_FLOATS}
+    rows = {out for item in items if isinstance(item.node, ir.Reduction | ir.Partial) for out in item.outs}
+    summed = _summed_exponentials(items, needed.intersection(narrow) - rows)
+    if not summed:
+        return items
+
+    def as_stored(load: Value) -> Value | None:
+        return vs.as_stored(load, narrow[load.attr[0]]) if load.attr[0] in summed else None
+
+    replaced = [vs.replace_loads(_roots(item), as_stored) for item in items]
+    return [
+        dataclasses.replace(item, value=value, mask=mask[0] if mask else None)
+        for item, (value, *mask) in zip(items, replaced, strict=True)
+    ]
+
+
+def _summed_exponentials(items: list[Item], known: frozenset[str]) -> frozenset[str]:
+    """Those of the `known` results that the items sum up exponentials of, be it by way of other results."""
+    made: dict[str, _MadeOf] = {}
+    found: frozenset[str] = frozenset()
+    for item in items:
+        of: dict[Value, _MadeOf] = {}
+        for value in vs.topological(_roots(item)):
+            below = [of[arg] for arg in value.args]
+            if value.op == "load" and value.attr[0] in made:
+                below.append(made[value.attr[0]])
+            plain, raised = (frozenset[str]().union(*parts) for parts in zip(*below, strict=True)) if below else (_NONE, _NONE)
+            of[value] = (plain, raised | plain if value.op in EXPONENTIALS else raised)
+        plain, raised = of[item.value]
+        found |= raised if item.reduces or item.is_partial else _NONE
+        made |= {out: (plain | {out} if out in known else plain, raised) for out in item.outs}
+    return found
+
+
+def _roots(item: Item) -> list[Value]:
+    return [item.value, *([] if item.mask is None else [item.mask])]
 
 
 def _place(items: list[Item]) -> list[int]:
@@ -280,8 +333,7 @@ def _inlined(item: Item, place: int, items: list[Item], places: list[int], inlin
         value = vs.cast(value, ops.compute_dtype(buffer_dtype))
         return value if not load.args else vs.guard_loads(value, load.args[0])
 
-    roots = [item.value, *([] if item.mask is None else [item.mask])]
-    new = vs.replace_loads(roots, replace)
+    new = vs.replace_loads(_roots(item), replace)
     return dataclasses.replace(item, value=new[0], mask=new[1] if len(new) > 1 else None)
 
 
