@@ -15,7 +15,7 @@ from kgen.capture.accesses import conflicts, whole
 from kgen.capture.batch_views import Writer, batch_view
 from kgen.capture.regions import Refused, Region, Regions, example, index_of, tensors_of
 from kgen.capture.repeats import Column, Inside, Lifted, Repeat, Step, mapped
-from kgen.capture.torch_adapter import batching_rules_only, is_too_large
+from kgen.capture.torch_adapter import batching_rules_only, is_too_large, storage_of
 
 __all__ = ["Refused", "batched_body", "counted", "moves", "numbers"]
 
@@ -69,10 +69,6 @@ def batched_body(writer: Writer, repeat: Repeat, results: Sequence[int]) -> list
 
 def _is_write(step: Step) -> bool:
     return step.nodes[0].target is operator.setitem
-
-
-def _storage(value: torch.Tensor) -> int:
-    return value.untyped_storage()._cdata
 
 
 # ---- what the loop is made of ------------------------------------------------------------------------------------------
@@ -260,11 +256,11 @@ class _Body:
         wanted, got = tensors_of(example(step.nodes[0])), tensors_of(value)
         if [(one.shape, one.dtype, one.device) for one in wanted] != [(one.shape, one.dtype, one.device) for one in got]:
             raise Refused(f"{step.nodes[0].name} has another type or other sizes in a batch")
-        self.seen += [(_storage(one), _storage(_whole_batch(other))) for one, other in zip(wanted, got, strict=True)]
+        self.seen += [(storage_of(one), storage_of(_whole_batch(other))) for one, other in zip(wanted, got, strict=True)]
 
     def check_aliases(self, written: frozenset[int]) -> None:
         """What shares memory with something written does so in the batch, and nothing else does. Raises Refused."""
-        pairs = [*self.seen, *(2 * (_storage(example(region.base)),) for region in self.regions.touched)]
+        pairs = [*self.seen, *(2 * (storage_of(example(region.base)),) for region in self.regions.touched)]
         partners = {(one, other) for one, other in pairs if other in written}
         originals = {one for one, _ in partners}
         if len(originals) < len(partners) or len({other for _, other in partners}) < len(partners):
@@ -304,7 +300,7 @@ class _Written:
         self.numbers = {node: k for k, node in enumerate(traced.graph.find_nodes(op="placeholder"))}
         self.body = body
         self.nodes = [node for call in traced.graph.nodes for node in _written_by(call)]
-        self.storages = frozenset(_storage(node.meta["val"]) for node in self.nodes)
+        self.storages = frozenset(storage_of(node.meta["val"]) for node in self.nodes)
 
     def check_independent(self, regions: Regions) -> None:
         """No iteration touches what another one writes. Raises Refused."""
@@ -312,7 +308,8 @@ class _Written:
             for region in self._regions(node, regions):
                 if not _is_dense(example(region.base)):
                     raise Refused(f"{region.base.name} has elements that share memory")
-                if region in self.body.inputs and _storage(example(self.body.inputs[region])) != _storage(example(region.base)):
+                copied = self.body.inputs.get(region)
+                if copied is not None and storage_of(example(copied)) != storage_of(example(region.base)):
                     raise Refused(f"a copy of {region.base.name} would be written: iterations run backwards")
                 for other in regions.touched:
                     if self._may_meet(region, other):
@@ -329,17 +326,17 @@ class _Written:
 
     def _regions(self, node: Node, regions: Regions) -> list[Region]:
         """What is written outside of the loop by way of a traced node."""
-        storage = _storage(node.meta["val"])
+        storage = storage_of(node.meta["val"])
         while node.op != "placeholder":
-            sources = [one for one in node.all_input_nodes if storage in map(_storage, tensors_of(one.meta.get("val")))]
+            sources = [one for one in node.all_input_nodes if storage in map(storage_of, tensors_of(one.meta.get("val")))]
             if len(sources) != 1:
-                return [region for region in regions.touched if _storage(example(region.base)) == storage]
+                return [region for region in regions.touched if storage_of(example(region.base)) == storage]
             node = sources[0]
         region = self.body.region_of(self.numbers[node])
         return [] if region is None else [region]
 
     def _may_meet(self, region: Region, other: Region) -> bool:
-        if _storage(example(region.base)) != _storage(example(other.base)):
+        if storage_of(example(region.base)) != storage_of(example(other.base)):
             return False
         return region.base is not other.base or conflicts(region.access, other.access, self.body.repeat.count)
 

@@ -25,8 +25,8 @@ from kgen.capture.gradient_paths import are_together, differentiated
 from kgen.capture.regions import Refused, example, tensors_of
 from kgen.capture.repeats import LEAST
 from kgen.capture.segments import segments_of
-from kgen.capture.torch_adapter import WRITES_NOTHING, Snapshot
-from kgen.capture.trial import storage_of, tried
+from kgen.capture.torch_adapter import WRITES_NOTHING, Snapshot, storage_of
+from kgen.capture.trial import tried
 from kgen.verdict import Outcome, Reason, Verdict
 
 __all__ = ["share_large_layers", "share_layers"]

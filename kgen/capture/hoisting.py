@@ -23,7 +23,7 @@ from kgen.capture.loop_buffers import Buffers
 from kgen.capture.regions import Refused, example
 from kgen.capture.repeats import LEAST, Each, Repeat, find_carried
 from kgen.capture.rolling import depended_on, free_steps, leaves, renumbered
-from kgen.capture.trial import storage_of
+from kgen.capture.torch_adapter import storage_of
 from kgen.verdict import Outcome, Reason, Verdict
 
 __all__ = ["has_repeated_matmuls", "hoist_matmuls"]

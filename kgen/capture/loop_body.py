@@ -21,8 +21,8 @@ from kgen.capture.batch_views import Writer, batch_view
 from kgen.capture.loop_buffers import Buffers, Memory
 from kgen.capture.regions import Refused, Regions, example
 from kgen.capture.repeats import Carried, Column, Inside, Lifted, Repeat, Step, mapped
-from kgen.capture.torch_adapter import own_fake_mode
-from kgen.capture.trial import Trial, storage_of
+from kgen.capture.torch_adapter import own_fake_mode, storage_of
+from kgen.capture.trial import Trial
 
 __all__ = ["LoopBody", "Made", "kind_of"]
 

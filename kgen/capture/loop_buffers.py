@@ -24,7 +24,8 @@ from kgen.capture.batch_views import Writer
 from kgen.capture.operators import PLAIN
 from kgen.capture.regions import Refused, columns, example, index_of
 from kgen.capture.repeats import Carried, Column, Inside, Repeat, Step, mapped
-from kgen.capture.trial import Trial, storage_of
+from kgen.capture.torch_adapter import storage_of
+from kgen.capture.trial import Trial
 
 __all__ = ["Buffers", "Memory", "Spot"]
 

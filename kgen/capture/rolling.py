@@ -29,8 +29,7 @@ from kgen.capture.loop_body import LoopBody
 from kgen.capture.loop_buffers import Buffers
 from kgen.capture.regions import Refused, example, is_view_step, tensors_of
 from kgen.capture.repeats import Carried, Column, Each, Inside, Lifted, Repeat, Step, find_carried, mapped
-from kgen.capture.torch_adapter import is_too_large
-from kgen.capture.trial import storage_of
+from kgen.capture.torch_adapter import is_too_large, storage_of
 from kgen.verdict import Outcome, Reason, Verdict
 
 __all__ = ["LEAST_NODES", "depended_on", "free_steps", "leaves", "renumbered", "roll_repeats"]

@@ -29,8 +29,8 @@ from kgen.capture.equal_blocks import kind_of
 from kgen.capture.gradient_paths import are_together, differentiated, wants_gradient
 from kgen.capture.regions import Refused, example
 from kgen.capture.segment_calls import Call, Calls, Tangent
-from kgen.capture.torch_adapter import own_fake_mode
-from kgen.capture.trial import storage_of, tried
+from kgen.capture.torch_adapter import own_fake_mode, storage_of
+from kgen.capture.trial import tried
 
 __all__ = ["LEAST_CALLS", "Segment", "Segmented", "segments_of"]
 

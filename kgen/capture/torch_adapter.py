@@ -59,7 +59,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "GraphInfo", "Snapshot", "capture", "copied_graph", "fake_like", "fake_result", "hint", "numbers_known", "output_strides",
-    "output_values", "stride_keys", "stride_order",
+    "output_values", "storage_of", "stride_keys", "stride_order",
 ]  # fmt: skip
 
 
@@ -192,14 +192,19 @@ def _results_apart(body: GraphModule) -> None:
 
 def _storage(node: Any) -> int | None:
     value = node.meta.get("val") if isinstance(node, Node) else None
-    return value.untyped_storage()._cdata if isinstance(value, torch.Tensor) else None
+    return storage_of(value) if isinstance(value, torch.Tensor) else None
+
+
+def storage_of(value: torch.Tensor) -> int:
+    """Equal for tensors that share memory."""
+    return value.untyped_storage()._cdata
 
 
 def _apart(tensors: Sequence[torch.Tensor]) -> Iterator[torch.Tensor]:
     """The tensors; those that share memory with one before them as copies."""
     taken = set[int]()
     for one in tensors:
-        storage = one.untyped_storage()._cdata
+        storage = storage_of(one)
         yield one.clone() if storage in taken else one
         taken.add(storage)
 

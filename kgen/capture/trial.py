@@ -12,16 +12,11 @@ from torch.utils.flop_counter import flop_registry
 
 from kgen.capture.batching import RESHAPES_IN_PLACE
 from kgen.capture.regions import Refused, tensors_of
-from kgen.capture.torch_adapter import own_fake_mode
+from kgen.capture.torch_adapter import own_fake_mode, storage_of
 
-__all__ = ["Trial", "storage_of", "tried"]
+__all__ = ["Trial", "tried"]
 
 aten = torch.ops.aten
-
-
-def storage_of(value: torch.Tensor) -> int:
-    """Equal for tensors that share memory."""
-    return value.untyped_storage()._cdata
 
 
 def tried(body: GraphModule, given: Sequence[torch.Tensor], layouts: bool) -> tuple[Sequence[Any], Trial]:
