@@ -576,8 +576,9 @@ def stride_order(strides: Sizes, sizes: Sizes) -> tuple[int, ...]:
 
 
 def _symbolic_weight(expr: Expr) -> int:
-    """Orders symbolic strides by a large sample value of every size symbol."""
-    return int(ix.evaluate(expr, lambda atom: 1009 if getattr(atom, "hi", 0) > 1009 else getattr(atom, "lo", 2)))
+    """Orders symbolic strides by a large sample value of every size symbol: a small one would put a stride of `s` rows behind
+    that of a row, as 0 does where a size may be 0."""
+    return int(ix.evaluate(expr, lambda atom: min(getattr(atom, "hi", 2), 1009)))
 
 
 def is_storable(sizes: Sizes, strides: Sizes, symbols: SymbolTable) -> bool:

@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from pathlib import Path
 
 import pytest
 import torch
 import torch.nn.functional as F
-from torch import Tensor
+from torch import Tensor, nn
+from torch.export import Dim
+
+import kgen
 
 pytestmark = pytest.mark.cpu
 
@@ -94,6 +98,25 @@ def test_an_operand_of_two_calls_is_stored_once() -> None:
 
     plan = plan_of(capture(lambda x: noted(x.t().contiguous()) + noted(x.t().contiguous()), (rand(5, 9),)))
     assert sum(b.name.endswith("_arg") for b in plan.graph.buffers.values()) == 1
+
+
+class Heads(nn.Module):
+    """An operator of attention's operands, as a linear layer leaves them."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        queries, keys = (part.unflatten(-1, (2, 4)).transpose(1, 2) for part in (x.repeat(1, 1, 2) * 2).chunk(2, -1))
+        return noted(queries, keys)
+
+
+def test_sizes_that_may_be_zero(tmp_path: Path) -> None:
+    """A stride of so many rows was taken for the smallest: operators got batches side by side."""
+    sizes = ({0: Dim("batch", max=64), 1: Dim("length", max=512)},)
+    x = rand(3, 5, 8)
+    with torch.no_grad():
+        kgen.export(Heads(), (x,), folder=tmp_path / "program", dynamic_shapes=sizes)
+        SEEN.clear()
+        torch.testing.assert_close(kgen.load(tmp_path / "program")(x), Heads()(x))
+    assert SEEN[:2] == SEEN[2:] == [(80, 4, 16, 1)] * 2
 
 
 def test_matmuls_take_any_strides() -> None:

@@ -87,6 +87,9 @@ def check(op: str, got: torch.Tensor, args: tuple[torch.Tensor, ...]) -> None:
     want = expected(op, args)
     if op in ("floordiv", "truncdiv", "remainder", "fmod") and not dtype.is_floating_point:
         got = where(args[1] == 0, want, got)  # unspecified
+    if op == "truediv" and dtype is torch.float32:  # where no remainder is exact, a quotient may be off by its last bit
+        may = (args[0].abs() < 2.0**-100) & (ulps(got, want) <= 1)
+        got = torch.where(may, want, got)
     if not dtype.is_floating_point or (row.exact and op not in ("sqrt", "fma")):
         near(got, want)
     elif row.cost >= 60:
