@@ -16,6 +16,7 @@ from kgen.cost.gpu_depthwise import depthwise_on_gpu, is_depthwise
 from kgen.device import ADDITIONS, L2_RATE
 from kgen.ir import index as ix
 from kgen.ir import nodes as ir
+from kgen.ir import ops
 from kgen.ir import values as vs
 from kgen.ir.program import Elementwise, Program, Softmax
 from kgen.templates.contract import Config
@@ -100,6 +101,8 @@ FUSED_TAIL, FUSED_TILE, FUSED_TAILS = 1.5e-6, 128 * 256, 5
 # of SiLU 4.0 us for 4.2 million numbers, of hard swish 5.0 us for 6.0 million (H200, 2026-11-27, bench.regret --kernels).
 # Random numbers are made by blocks: dropout of 67 million takes 88 us (H200, 2026-11-29, decision 0050).
 FUNCTIONS = {"erf": 45, "log1p": 25, "sigmoid": 28, "sqrt": 15, "reciprocal": 15, "truediv": 15, "rand": -12}
+# How much longer than its operations random numbers take in a kernel of a softmax (H200, 2026-11-30, bench.gpu_dropout).
+RANDOM_WEIGHTS = 1.3
 # Seconds from the end of a kernel's first programs to that of its last ones, when another one waits for it.
 DRAIN = 2e-6
 # Sums that one program of a GPU makes, column by column.
@@ -375,9 +378,23 @@ def _step_seconds(problem: Problem, flops: float, moved: int) -> float:
 
 
 def _row_seconds(problem: Problem, step: Softmax) -> float:
-    """The time of a kernel that reads the elements of a step, and writes their weights."""
-    moved = 2 * _past_caches(problem, problem.bytes_over(step.axes))
-    return moved / (problem.device.bandwidth * STREAM_RATE) + LAUNCH[problem.device.kind]
+    """The time of a kernel that reads the elements of a step, and writes their weights. Random numbers that multiply these are
+    not made meanwhile."""
+    elements = problem.bytes_over(step.axes)
+    moving = 2 * _past_caches(problem, elements) / (problem.device.bandwidth * STREAM_RATE)
+    return moving + _random_seconds(problem, elements // problem.main_dtype.itemsize) + LAUNCH[problem.device.kind]
+
+
+def _random_seconds(problem: Problem, elements: int) -> float:
+    """Seconds of what a GPU's separate kernel multiplies a softmax's weights by, where that is random: with dropout it took 1.67
+    to 1.85 ps an element, .9 of them to move it."""
+    program = problem.template.implements.program
+    if problem.device.kind != "cuda" or program is None:
+        return 0.0
+    functions = [problem.middles[step.name].function() for step in program.middles if program.multiplies(step)]
+    if not any(value.op in ops.RANDOM for value in vs.topological(functions)):
+        return 0.0
+    return RANDOM_WEIGHTS * vs.total_cost(functions, FUNCTIONS) * elements / (ADDITIONS * problem.device.compute_units)
 
 
 def _elementwise_seconds(problem: Problem, step: Elementwise) -> float:

@@ -65,6 +65,8 @@ SLOT, LEAST_OF_SLOT = 130, 0.73
 # What operations that multiply weights take of the estimate, if random numbers are made by blocks (H200, 2026-11-29,
 # decision 0050: five shapes in bfloat16, heads of 64 and 128).
 MULTIPLIED = 0.85
+# And what tiles of so many rows and keys take longer then, where heads are of 128 (H200, 2026-11-30, six shapes in bfloat16).
+OF_SQUARE, SQUARE = 1.15, (64, 64, 128)
 # Padded heads that were measured. Of 32 the estimate is too high: 1,024 keys of 512 heads took .67 of it (H200, 2026-11-29:
 # 234 us, where Inductor's matmuls and softmax take 1,317).
 MEASURED = (32, *attention_estimate.MEASURED)
@@ -141,7 +143,8 @@ class MultipliedAttention(_Attention):
     def seconds(self, problem: Problem, config: Config) -> float:
         longer = MULTIPLIED * (OF_LARGE if config.BLOCK_M >= LARGE else 1.0)
         multiplying = attention_estimate.step_seconds(problem, config, "multiplied")
-        return _Attention.seconds(self, problem, config) + longer * multiplying
+        square = (config.BLOCK_M, config.BLOCK_N, config.BLOCK_D) == SQUARE
+        return (OF_SQUARE if square else 1.0) * (_Attention.seconds(self, problem, config) + longer * multiplying)
 
     def is_measured(self, sizes: MatrixSizes, arch: int) -> bool:
         return attention_estimate.is_measured(sizes, arch)
