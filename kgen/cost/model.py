@@ -386,8 +386,8 @@ def _row_seconds(problem: Problem, step: Softmax) -> float:
 
 
 def _random_seconds(problem: Problem, elements: int) -> float:
-    """Seconds of what a GPU's separate kernel multiplies a softmax's weights by, where that is random: with dropout it took 1.67
-    to 1.85 ps an element, .9 of them to move it."""
+    """Seconds of what a GPU's separate kernel multiplies a softmax's weights by, where that is random: with dropout it took
+    1.67 to 1.85 ps an element, .9 of them to move it."""
     program = problem.template.implements.program
     if problem.device.kind != "cuda" or program is None:
         return 0.0

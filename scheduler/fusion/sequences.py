@@ -15,6 +15,7 @@ from kgen.ir.index import Sizes
 from kgen.ir.plan import Call, ComboKernel, Kernel, Step
 from kgen.scheduler.analysis.memory import reads, writes
 from kgen.scheduler.fusion.combo_kernels import forbids, is_plain, is_static
+from kgen.scheduler.tiling.lookups import cost_of_gathers
 from kgen.verdict import FusionDemand, Outcome, Reason, Verdict
 
 # Points of the first kernel, and elementary operations, at most: about what one SM does in the time of a launch.
@@ -74,7 +75,7 @@ def _first(step: Step, graph: ir.Graph) -> tuple[Kernel, ...]:
     if not isinstance(step, Kernel) or not _fits(step, graph):
         return ()
     points = _points(step, graph)
-    work = points * max(1, vs.total_cost(s.value for s in step.statements))
+    work = points * max(1, vs.total_cost(s.value for s in step.statements) + cost_of_gathers(step))
     return (step,) if points <= MOST_POINTS and work <= MOST_WORK else ()
 
 

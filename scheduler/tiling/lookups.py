@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 from kgen.ir import index as ix
 from kgen.ir import values as vs
@@ -13,12 +14,30 @@ from kgen.scheduler.tiling.loops import Touch, stride_along, unflattened
 
 # Rows of a program, one for each lane of a warp, points of a step along what has tables of its own, and warps.
 LANES, TABLES_OF_A_STEP, LOOKUP_WARPS = 32, 8, 4
+# Elementary operations that take as long as a gathered number, in a program that waits for many (H200, 2026-11-30: the sum of
+# 16,384 logits of labels took 15.7 us in one program).
+OF_A_GATHER = 128
 
 
 def is_run_from_data(load: Value, fast: Var, sizes: Sizes) -> bool:
     """Whether neighbours along the loop read neighbours of memory, beginning at a place that data gives."""
     (offset,) = load.attr[1]
     return stride_along(offset, fast, sizes) == 1 and any(isinstance(atom, ix.Indirect) for atom in ix.free_atoms(offset))
+
+
+def cost_of_gathers(kernel: Kernel) -> int:
+    """What gathers take for an inner point, in elementary operations: a sector of memory for each number, in no order."""
+    inner = frozenset(kernel.inner)
+    loads = dict.fromkeys(vs.loads([root for s in kernel.statements if s.inner for root in s.roots]))
+    return OF_A_GATHER * sum(_is_gather(load, inner) for load in loads)
+
+
+def _is_gather(load: Value, inner: frozenset[Var]) -> bool:
+    """Whether data say for each inner point where it is, and no neighbour is beside it."""
+    index = load.attr[1]
+    atoms = frozenset[Any]().union(*map(ix.free_atoms, index))
+    through = {v for atom in atoms if isinstance(atom, ix.Indirect) for v in atom.value.free_atoms()}
+    return not inner.isdisjoint(through) and not any(ix.stride_of(index[-1], v) == 1 for v in inner)
 
 
 def gathers_runs(kernel: Kernel, sizes: Sizes) -> bool:

@@ -22,6 +22,7 @@ from kgen.ir.values import Value
 from kgen.scheduler.analysis.memory import reads
 from kgen.scheduler.protocol import Forming, Transform
 from kgen.scheduler.selection.memo import for_equal
+from kgen.scheduler.tiling.lookups import cost_of_gathers
 from kgen.scheduler.tiling.loops import (
     GROUP_OPS,
     GROUPS,
@@ -98,7 +99,7 @@ def split_reduction(kernel: Kernel, graph: ir.Graph, sizes: Sizes, gpu: Gpu) -> 
     tiling = for_equal(("tiles", gpu), shared, graph, lambda: choose_tiles(shared, graph, sizes, gpu))
     programs = _programs(tiling, sizes)
     work = sizes.points(kernel.outer) * sizes.points(kernel.inner) // programs
-    chunk = MIN_CHUNK // max(1, cost_of_a_point(kernel) // HEAVY)
+    chunk = MIN_CHUNK // max(1, (cost_of_a_point(kernel) + cost_of_gathers(kernel)) // HEAVY)
     wanted = min(_wanted(kernel, tiling, gpu) // programs, work // chunk, _most_shares(kernel, tiling))
     if wanted < 2 and channel is None:
         return (kernel,)

@@ -13,6 +13,7 @@ from torch import Tensor
 from kgen.device import Gpu
 from kgen.ir import values as vs
 from kgen.ir.index import Sizes
+from kgen.ir.plan import Kernel
 from kgen.scheduler import choose_tiles
 from tests.matmuls import compiled, error
 from tests.scheduler.selection.test_safe_choices import planned
@@ -336,3 +337,25 @@ def test_means_of_columns_have_fewer_programs() -> None:
     sums, _ = planned(lambda x: x.sum(0), x).kernels
     means, _ = planned(lambda x: torch.var_mean(x, 0), x).kernels
     assert sums.outer[0].extent.as_int() == 2 * (means.outer[0].extent.as_int() or 0) == 256
+
+
+def picked(logits: Tensor, labels: Tensor) -> Tensor:
+    """As in a negative log-likelihood."""
+    return logits.gather(1, labels[:, None]).sum()
+
+
+def test_gathered_points_are_worth_more_programs() -> None:
+    """Each waits for a sector of its own, and one program does not run the kernel that joins shares as well."""
+    first, second = planned(picked, torch.randn(16384, 256), torch.zeros(16384, dtype=torch.int64)).kernels
+    assert isinstance(first, Kernel)
+    assert isinstance(second, Kernel)
+    assert [v.extent.as_int() for v in (*first.outer, *first.inner)] == [16, 1024]
+    [plain] = planned(lambda x: x.sum(), torch.randn(4096)).kernels
+    assert isinstance(plain, Kernel)
+    assert [v.extent.as_int() for v in plain.inner] == [4096]
+
+
+@pytest.mark.interpret
+def test_a_sum_of_gathered_points() -> None:
+    logits, labels = torch.randn(5000, 12), torch.randint(12, (5000,))
+    torch.testing.assert_close(compiled(picked, logits, labels), picked(logits, labels), rtol=1e-4, atol=1e-3)
