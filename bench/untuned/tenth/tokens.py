@@ -346,9 +346,11 @@ BLOCKS: tuple[Block, ...] = (
     RESAMPLER.block("resampler", 16, 1025, 64, 1024, 512, training=True),
     GATED.block("tanh gated", 8, 300, 577, 1024),
     GATED.block("tanh gated", 6, 250, 400, 768, training=True),
-    Sized(chained_choices, lambda m, b, v, s: [m(b, v).float() * 3, ids(m, v, b, s), m(b, 1).float()], (3, 90, 7)).block(
-        "chained choices", 33, 50257, 400
-    ),
+    Sized(
+        chained_choices,
+        lambda m, b, v, s: [m(b, v).float() * 3 + m(b, v).float() * 0.01, ids(m, v, b, s), m(b, 1).float()],
+        (3, 90, 7),
+    ).block("chained choices", 33, 50257, 400),
     Sized(
         rejected_drafts,
         lambda m, b, k, v: [ids(m, v, b, k), m(b, k + 1, v), m(b, k, v), m(b, k), m(b, v)],
@@ -357,7 +359,12 @@ BLOCKS: tuple[Block, ...] = (
     ).block("rejected drafts", 24, 4, 32003),
     Sized(
         reordered_beams,
-        lambda m, b, k, v, h, s: [m(b * k, v), m(b, k).float(), m(b * k, h, s, 64), ids(m, v, b * k, s)],
+        lambda m, b, k, v, h, s: [
+            m(b * k, v) + 0.01 * m(b * k, v).float(),
+            m(b, k).float(),
+            m(b * k, h, s, 64),
+            ids(m, v, b * k, s),
+        ],
         (2, 3, 40, 2, 5),
     ).block("reordered beams", 12, 5, 32001, 12, 500),
     Sized(ranks_of_tokens, lambda m, t, v: [m(t, v), ids(m, v, t)], (5, 40)).block("ranks of tokens", 500, 32001),
