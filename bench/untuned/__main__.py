@@ -38,7 +38,21 @@ from torch import Tensor
 from bench.gpu_timing import relative_error, seconds
 from bench.measure import geomean, synchronize
 from bench.measurements import write
-from bench.untuned import eighth, fifth, fourth, language, ninth, patterns, science, second, seventh, sixth, third, vision
+from bench.untuned import (
+    eighth,
+    fifth,
+    fourth,
+    language,
+    ninth,
+    patterns,
+    science,
+    second,
+    seventh,
+    sixth,
+    tenth,
+    third,
+    vision,
+)
 from bench.untuned.block import Block, cast
 from bench.untuned.cpu_models import CPU_MODELS
 from bench.untuned.models import GPU_MODELS
@@ -54,6 +68,7 @@ LISTS: dict[str, tuple[Block, ...]] = {
     "seventh": seventh.BLOCKS,
     "eighth": eighth.BLOCKS,
     "ninth": ninth.BLOCKS,
+    "tenth": tenth.BLOCKS,
 }
 BLOCKS = tuple(block for blocks in LISTS.values() for block in blocks)
 Call = Callable[[], Any]

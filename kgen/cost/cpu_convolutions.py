@@ -30,12 +30,13 @@ FROZEN_RATE, FROZEN_IMAGES = 0.68, 1.2
 def convolution_on_cpu(problem: Problem, call: ir.Extern) -> float:
     """Seconds of the library's call, without what it does to the results in the same call."""
     gradient = len(call.outs) > 1
-    tensors = [problem.graph.buffers[one.buffer] for one in call.args if isinstance(one, ir.TensorArg)]
+    tensors = [one for one in call.args if isinstance(one, ir.TensorArg)]
     filters = tensors[2 if gradient else 1]
     of_filters = gradient and call.outs[0] is None
-    read = problem.sizes.bytes(filters)
-    images = sum(map(problem.sizes.bytes, tensors[: 2 if of_filters else 1])) + (0 if of_filters else problem.size_of_result)
-    if not gradient and filters.name in problem.graph.frozen:
+    read = _bytes(problem, filters)
+    images = sum(_bytes(problem, one) for one in tensors[: 2 if of_filters else 1])
+    images += 0 if of_filters else problem.size_of_result
+    if not gradient and filters.buffer in problem.graph.frozen:
         return CALL + _of_frozen(problem, filters, read, images)
     wide = problem.main_dtype.itemsize >= torch.float32.itemsize
     moving = read / (GRADIENT_FILTERS if gradient else FILTERS) + images / (IMAGES if wide else NARROW_IMAGES)
@@ -43,7 +44,12 @@ def convolution_on_cpu(problem: Problem, call: ir.Extern) -> float:
     return (GRADIENT if gradient else CALL) + problem.flops / len(problem.members) / rate + moving / problem.device.bandwidth
 
 
-def _of_frozen(problem: Problem, filters: ir.Buffer, read: int, images: int) -> float:
+def _bytes(problem: Problem, operand: ir.TensorArg) -> int:
+    """Of an operand, which may be a view of a buffer of other dimensions."""
+    return problem.sizes.points(operand.vars) * operand.dtype.itemsize
+
+
+def _of_frozen(problem: Problem, filters: ir.TensorArg, read: int, images: int) -> float:
     """Seconds of a convolution whose `filters`, so many bytes of them, the library has in its order."""
     in_tiles = problem.device.in_tiles(problem.main_dtype)
     share = _share(problem, filters, of_filters=False) if _is_depthwise(filters) or in_tiles else FROZEN_RATE
@@ -51,7 +57,7 @@ def _of_frozen(problem: Problem, filters: ir.Buffer, read: int, images: int) -> 
     return max(problem.flops / problem.rate / share, read / bandwidth) + images / FROZEN_IMAGES / bandwidth
 
 
-def _share(problem: Problem, filters: ir.Buffer, of_filters: bool) -> float:
+def _share(problem: Problem, filters: ir.TensorArg, of_filters: bool) -> float:
     """The share of the rate that sums of products reach. Of instructions that multiply 16-bit floats n times as fast as wide
     ones, about the root of n is left."""
     if _is_depthwise(filters):
@@ -59,6 +65,6 @@ def _share(problem: Problem, filters: ir.Buffer, of_filters: bool) -> float:
     return RATE / math.sqrt(problem.device.narrow) if problem.main_dtype.itemsize == torch.bfloat16.itemsize else RATE
 
 
-def _is_depthwise(filters: ir.Buffer) -> bool:
+def _is_depthwise(filters: ir.TensorArg) -> bool:
     """Whether each group has one channel."""
-    return filters.sizes[1].as_int() == 1 and filters.sizes[0].as_int() != 1
+    return filters.vars[1].extent.as_int() == 1 and filters.vars[0].extent.as_int() != 1

@@ -9,6 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from kgen.cost.layouts import has_whole_loads
+from kgen.ir import index as ix
 from kgen.ir import nodes as ir
 from kgen.templates.problem import Problem
 
@@ -45,9 +46,11 @@ def depthwise_on_gpu(problem: Problem, call: ir.Extern) -> float:
 
 
 def _rate(problem: Problem, call: ir.Extern) -> Rate:
-    image = problem.graph.buffers[next(one.buffer for one in call.args if isinstance(one, ir.TensorArg))]
-    if image.strides is None or image.strides[1] != 1:
+    image = next(one for one in call.args if isinstance(one, ir.TensorArg))
+    strides = problem.graph.buffers[image.buffer].strides
+    channels = image.vars[1]  # the image may be a view of a buffer of other dimensions
+    if strides is None or ix.stride_of(ix.linearize(image.index, strides), channels) != 1:
         return APART
-    if len(image.sizes) == LINE_RANK:
+    if len(image.vars) == LINE_RANK:
         return LINES
-    return FAST if has_whole_loads(problem.sizes.of(image.sizes[1]), image.dtype) else SLOW
+    return FAST if has_whole_loads(problem.sizes.of(channels.extent), image.dtype) else SLOW

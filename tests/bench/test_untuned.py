@@ -1,4 +1,4 @@
-"""The second to ninth list of untuned blocks, at small sizes on a CPU, against float64."""
+"""The second to tenth list of untuned blocks, at small sizes on a CPU, against float64."""
 
 from __future__ import annotations
 
@@ -13,11 +13,12 @@ from bench.untuned.__main__ import LISTS, block_call
 from bench.untuned.block import Block
 
 pytestmark = pytest.mark.cpu
-BLOCKS = tuple(
-    block for name in ("second", "third", "fourth", "fifth", "sixth", "seventh", "eighth", "ninth") for block in LISTS[name]
-)
+NAMES = ("second", "third", "fourth", "fifth", "sixth", "seventh", "eighth", "ninth", "tenth")
+BLOCKS = tuple(block for name in NAMES for block in LISTS[name])
 # Matmuls under autocast round to bfloat16, here and in eager.
 LOOSE = {"autocast mlp 3000x770": 1e-2, "autocast mlp 3000x770 step": 1e-2, "autocast unit 32x128x28 step": 3e-2}
+# Variances are differences of large means, here and in eager.
+LOOSE["structures of scales 8x256x320x11 step"] = 1e-3
 
 
 def _results(block: Block, dtype: torch.dtype, contender: str) -> Any:
@@ -35,7 +36,7 @@ def test_agrees_with_float64(block: Block) -> None:
     assert relative_error(_results(block, torch.float32, "kgen"), exact) < LOOSE.get(block.name, 1e-4)
 
 
-@pytest.mark.parametrize("name", ["second", "third", "fourth", "fifth", "sixth", "seventh", "eighth", "ninth"])
+@pytest.mark.parametrize("name", NAMES)
 def test_a_third_trains(name: str) -> None:
     blocks = LISTS[name]
     assert len(blocks) >= 60

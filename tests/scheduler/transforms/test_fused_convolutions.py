@@ -308,3 +308,25 @@ def test_a_bias_with_steps_between_its_numbers_keeps_weights_as_they_are() -> No
 
     graph, _ = frozen(Stepped(), given(last)[0])
     assert not any(v.outcome is Outcome.PACKED for v in graph.plan.verdicts)
+
+
+def depthwise_rows(x: Tensor, taps: Tensor) -> Tensor:
+    return F.conv1d(x.view(1, 8, -1), taps[:, None], groups=8)
+
+
+def shared_taps(x: Tensor, taps: Tensor) -> Tensor:
+    k = taps[None, None].expand(3, 1, -1)
+    return F.conv2d(F.conv2d(x, k.unsqueeze(2), groups=3), k.unsqueeze(3), groups=3)
+
+
+@pytest.mark.parametrize(
+    "options", [pytest.param({}, marks=pytest.mark.cpu), pytest.param({"gpu_interpreter": True}, marks=pytest.mark.interpret)]
+)
+@pytest.mark.parametrize(
+    ("fn", "shapes"), [(depthwise_rows, [(240,), (8, 5)]), (shared_taps, [(2, 3, 9, 11), (3,)])], ids=["image", "filters"]
+)
+def test_the_library_is_priced_for_views_of_other_dimensions(
+    fn: Callable[..., Tensor], shapes: list[tuple[int, ...]], options: dict[str, Any]
+) -> None:
+    """Prices read the dimensions of what the call gets, not of the buffer behind it, which may have fewer."""
+    compiled(fn, *map(torch.randn, shapes), strict=True, **options)
