@@ -143,7 +143,8 @@ class _Lowering:
         if any(isinstance(node, ir.Contraction) for node in graph.nodes):
             note_fused_calls(self.builder)
         graph.size_hints, graph.derived = self.symbols.size_hints(), dict(self.symbols.derived)
-        rule_out_zeros(graph, self.symbols)
+        if any(not size.lo for size in self.symbols.sympy_of):
+            rule_out_zeros(graph, self.symbols)
         return graph
 
     # ---- node kinds -------------------------------------------------------------------------------------------------
