@@ -37,6 +37,9 @@ def attention(b: Builder, *args: Any, **kwargs: Any) -> Any:
     """A call that stays one unless a template takes what it means."""
     names = [argument.name for argument in b.current.target._schema.arguments]
     given = {**dict(zip(names, args, strict=False)), **kwargs}
+    for tensor in (given["query"], given["key"]):
+        if tensor.device.type == "cpu":  # torch's kernel divides by both lengths; eager calls others where one is 0
+            b.symbols.ensure_positive(tensor.sizes[-2])
 
     def wrap(call: ir.Extern) -> ir.Node:
         passed = {**dict(zip(names, call.args, strict=False)), **dict(call.kwargs)}

@@ -25,6 +25,7 @@ from kgen.ir.nodes import Buffer, GraphInput
 from kgen.lowering import fallback, unbacked
 from kgen.lowering.builder import Builder
 from kgen.lowering.closed_form import in_runs
+from kgen.lowering.empty_buffers import rule_out_zeros
 from kgen.lowering.families import CONTRACTIONS, RULES, VIEWS
 from kgen.lowering.fused_calls import note_fused_calls
 from kgen.lowering.narrow_values import store_narrow
@@ -142,6 +143,8 @@ class _Lowering:
         if any(isinstance(node, ir.Contraction) for node in graph.nodes):
             note_fused_calls(self.builder)
         graph.size_hints, graph.derived = self.symbols.size_hints(), dict(self.symbols.derived)
+        if any(not size.lo for size in self.symbols.sympy_of):
+            rule_out_zeros(graph, self.symbols)
         return graph
 
     # ---- node kinds -------------------------------------------------------------------------------------------------

@@ -231,7 +231,10 @@ def _compiled(gm: GraphModule, given: Sequence[torch.Tensor], compile_graph: Com
         made.append(_Made(graph, context.fw_metadata))
         return graph
 
-    with torch.no_grad(), tracing(TracingContext(detect_fake_mode(given))):
+    mode = detect_fake_mode(given)
+    if mode is not None and mode.shape_env is not None:
+        mode.shape_env.frozen = False  # what is found out of sizes from here on is a condition, too
+    with torch.no_grad(), tracing(TracingContext(mode)):
         torch_adapter.capture(gm, given, keep, joint_pass, None)
     if len(made) != 1 or not _is_whole(made[0].metadata):
         raise NotExportable(reason="it changes its arguments in a way that its graph does not have, or holds tensor subclasses")

@@ -73,6 +73,15 @@ class SymbolTable:
         conditions = [self._nonnegative(e) for e in exprs if not ix.known_nonnegative(e)]
         return None not in conditions and all(map(self._guarded, conditions))
 
+    def ensure_positive(self, expr: Expr) -> None:
+        """Leaves 0 out of ranges of sizes that make a number 0, as long as ranges may change. torch has no such guard: to it
+        all sizes are positive."""
+        for size in (a for a in ix.free_atoms(expr) if isinstance(a, Size) and a in self.sympy_of and not a.lo):
+            env, symbol, hints = self.shape_env, self.sympy_of[size], {**self.size_hints(), size: 0}
+            known = env is not None and not env.frozen and self._known(symbol) is not None and self._hint(symbol) > 0
+            if known and Sizes(with_derived(hints, self.derived)).of(expr) <= 0:
+                env.constrain_symbol_range(symbol, 1, size.hi)
+
     def _nonnegative(self, expr: Expr) -> sympy.Basic | None:
         """The condition as torch writes it; None where the example inputs do not meet it, or it has no such form."""
         example = None if self.shape_env is None else self.example(expr)
