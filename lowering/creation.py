@@ -80,25 +80,30 @@ def _is_integral(*numbers: Operand) -> bool:
     return all(isinstance(n, int | Expr) for n in numbers)
 
 
-def _progression(start: Any, step: Any, dtype: torch.dtype, rank_index: Expr) -> Value:
-    """``start + step * i``: exactly for integers, in double precision for floats, as eager's ``arange`` accumulates."""
-    if not dtype.is_floating_point:  # eager truncates them, too
+def _progression(start: Any, step: Any, what: Expected, rank_index: Expr) -> Value:
+    """``start + step * i``: exactly for integers, for floats as eager's ``arange`` on the device accumulates: in double
+    precision, but on a GPU for narrower types in single precision, rounded at the end alone. Whatever is made whole numbers
+    of them, such as indices, depends on the last bit."""
+    if not what.dtype.is_floating_point:  # eager truncates them, too
         start, step = (int(n) if isinstance(n, float) else n for n in (start, step))
     if _is_integral(start, step):
         return vs.index_value(ix.as_expr(start) + ix.as_expr(step) * rank_index)
-    first, stride = (value_in(n, torch.float64) for n in (start, step))
-    return vs.call("add", first, vs.call("mul", stride, vs.index_value(rank_index, torch.float64)))
+    kind = torch.float32 if what.device.type == "cuda" and what.dtype.itemsize < torch.float64.itemsize else torch.float64
+    first, stride, number = value_in(start, kind), value_in(step, kind), vs.index_value(rank_index, kind)
+    if kind is torch.float32:
+        return vs.call("fma", stride, number, first)
+    return vs.call("add", first, vs.call("mul", stride, number))
 
 
 def arange(b: Builder, *bounds: Any, **_: Any) -> Tensor:
     start, step = (0, 1) if len(bounds) == 1 else (bounds[0], bounds[2] if len(bounds) > 2 else 1)
     what = expected(b)
-    return what.holding(_progression(start, step, what.dtype, indices(what.sizes)[0]))
+    return what.holding(_progression(start, step, what, indices(what.sizes)[0]))
 
 
 def iota(b: Builder, length: Any, *, start: Any = 0, step: Any = 1, **_: Any) -> Tensor:
     what = expected(b)
-    return what.holding(_progression(start, step, what.dtype, indices(what.sizes)[0]))
+    return what.holding(_progression(start, step, what, indices(what.sizes)[0]))
 
 
 def linspace(b: Builder, start: Operand, end: Operand, steps: Any, **_: Any) -> Tensor:
