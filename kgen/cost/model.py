@@ -44,7 +44,8 @@ PACKING, CACHED = 1.35, 2 << 20
 AMX_ORDERING = 1.5
 # What is left of a CPU's library's rate on 16-bit floats where there are no instructions that multiply them.
 EMULATED_SHARE = 0.25
-# What is left of cuBLAS' rate where rows begin at multiples of so many bytes; only 16 and 2 are measured.
+# What is left of cuBLAS' rate where rows begin at multiples of so many bytes; only 16 and 2 are measured. Of exact matmuls of
+# float32, all is: 3,001 x 3,001 x 512 took 203 us, 1,023 x 1,023 x 768 took 40 (H200, 2026-11-30, bench.untuned).
 ALIGNED_SHARE = {16: 1.0, 8: 0.7, 4: 0.45, 2: 0.14, 1: 0.14}
 # The same of 16-bit numbers, for which it has other kernels (H100, 2026-11-27, bench.untuned: 3,000 x 770 x 2,310 in 63 to
 # 71 us, 3,000 x 1,000 x 500 in 22 and 26 us, 1,500 x 700 x 1,200 in 19 us).
@@ -528,7 +529,8 @@ def _call(problem: Problem, streaming: float) -> float:
         aligned = _alignment(problem)
         share *= NARROW_SHARE if _is_narrow(problem) else PATCH_SHARE if _reads_patches(problem) else 1.0
         shares = ALIGNED_SHARE_OF_HALVES if problem.main_dtype.itemsize == HALF and call is None else ALIGNED_SHARE
-        share *= shares[aligned] * (BYTE_SHARE if problem.main_dtype.itemsize == 1 else 1.0)
+        share *= 1.0 if problem.exact_float32 and call is None else shares[aligned]
+        share *= BYTE_SHARE if problem.main_dtype.itemsize == 1 else 1.0
         streaming /= STREAMED_SHARE[aligned] * (SHORT_SHARE if aligned < LOAD and _has_short_rows(problem) else 1.0)
         batch, extents = _result_sizes(problem)
         compute = problem.flops / len(problem.members) / problem.rate / share * _padded(problem, extents)
