@@ -158,6 +158,10 @@ def mul(b: Builder, x: Operand, y: Operand) -> Tensor:
 
 def div(b: Builder, x: Operand, y: Operand, rounding_mode: str | None = None) -> Tensor:
     kind = promote(x, y)
+    whole = rounding_mode == "trunc"
+    inverse = None if rounding_mode == "floor" else _inverse(x, y, kind if whole else to_float(kind), whole)
+    if inverse is not None:
+        return _times(x, inverse, whole)
     if rounding_mode is None:
         return pointwise(lambda p, q: vs.call("truediv", p, q), x, y, compute=to_float(kind))
     if rounding_mode == "trunc" and kind in ops.NARROW_FLOATS:  # eager rounds the quotient before it cuts it off
@@ -165,6 +169,26 @@ def div(b: Builder, x: Operand, y: Operand, rounding_mode: str | None = None) ->
             lambda p, q: vs.call("trunc", vs.cast(vs.call("truediv", p, q), kind)), x, y, convert_operand=rounded_in
         )
     return _exact_division("floordiv" if rounding_mode == "floor" else "truncdiv", x, y)
+
+
+def _inverse(x: Operand, y: Operand, kind: torch.dtype, whole: bool) -> float | None:
+    """By what eager's kernels for GPUs multiply where they divide by a number, rounded from double precision, or for the `whole`
+    part from the type that they compute in. Quotients that are rounded to whole numbers show it: many are halfway between two."""
+    if not isinstance(x, Tensor) or x.device.type != "cuda" or not kind.is_floating_point or not isinstance(y, int | float):
+        return None
+    wide = torch.float64 if kind is torch.float64 else torch.float32
+    divided_in = wide if whole else torch.float64
+    return float((torch.tensor(1.0, dtype=divided_in) / torch.tensor(y, dtype=divided_in)).to(wide))
+
+
+def _times(x: Operand, factor: float, whole: bool) -> Tensor:
+    """A multiple in floats, or the `whole` part of that."""
+
+    def body(p: Value) -> Value:
+        made = vs.call("mul", p, number(factor, p))
+        return vs.call("trunc", made) if whole else made
+
+    return pointwise(body, x, compute=to_float(promote(x, factor)))
 
 
 def _exact_division(op: str, x: Operand, y: Operand) -> Tensor:
