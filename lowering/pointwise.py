@@ -172,8 +172,8 @@ def div(b: Builder, x: Operand, y: Operand, rounding_mode: str | None = None) ->
 
 
 def _inverse(x: Operand, y: Operand, kind: torch.dtype, whole: bool) -> float | None:
-    """By what eager's kernels for GPUs multiply where they divide by a number, rounded from double precision, or for the `whole`
-    part from the type that they compute in. Quotients that are rounded to whole numbers show it: many are halfway between two."""
+    """By what eager's kernels for GPUs multiply where they divide by a number: rounded from double precision, or for the
+    `whole` part from the type that they compute in. Quotients that become whole numbers show it: many are between two."""
     if not isinstance(x, Tensor) or x.device.type != "cuda" or not kind.is_floating_point or not isinstance(y, int | float):
         return None
     wide = torch.float64 if kind is torch.float64 else torch.float32

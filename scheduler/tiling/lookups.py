@@ -16,7 +16,7 @@ from kgen.scheduler.tiling.loops import Touch, stride_along, unflattened
 LANES, TABLES_OF_A_STEP, LOOKUP_WARPS = 32, 8, 4
 # Elementary operations that take as long as a gathered number, in a program that waits for many (H200, 2026-11-30: the sum of
 # 16,384 logits of labels took 15.7 us in one program).
-OF_A_GATHER = 128
+OF_A_GATHER = 48
 
 
 def is_run_from_data(load: Value, fast: Var, sizes: Sizes) -> bool:

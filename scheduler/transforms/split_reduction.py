@@ -50,6 +50,8 @@ from kgen.scheduler.transforms.stacked_reductions import split_stacked
 
 # Points that a program reduces at least, so that its launch is worth while: of heavy points fewer.
 MIN_CHUNK = 4096
+# The same of points that gather, where there are enough for the second kernel to be worth while.
+GATHERED_CHUNK = 1024
 # Warps that an SM runs at once: with so many, some load at any time.
 WARPS = 64
 # The same of columns whose means and deviations are made in one walk: what folds them takes as long as some loads
@@ -99,7 +101,9 @@ def split_reduction(kernel: Kernel, graph: ir.Graph, sizes: Sizes, gpu: Gpu) -> 
     tiling = for_equal(("tiles", gpu), shared, graph, lambda: choose_tiles(shared, graph, sizes, gpu))
     programs = _programs(tiling, sizes)
     work = sizes.points(kernel.outer) * sizes.points(kernel.inner) // programs
-    chunk = MIN_CHUNK // max(1, (cost_of_a_point(kernel) + cost_of_gathers(kernel)) // HEAVY)
+    chunk = MIN_CHUNK // max(1, cost_of_a_point(kernel) // HEAVY)
+    if work >= 2 * MIN_CHUNK and cost_of_gathers(kernel):
+        chunk = min(chunk, GATHERED_CHUNK)
     wanted = min(_wanted(kernel, tiling, gpu) // programs, work // chunk, _most_shares(kernel, tiling))
     if wanted < 2 and channel is None:
         return (kernel,)
