@@ -178,7 +178,7 @@ def _inverse(x: Operand, y: Operand, kind: torch.dtype, whole: bool) -> float | 
         return None
     wide = torch.float64 if kind is torch.float64 else torch.float32
     divided_in = wide if whole else torch.float64
-    return float((torch.tensor(1.0, dtype=divided_in) / torch.tensor(y, dtype=divided_in)).to(wide))
+    return float((torch.tensor(1.0, dtype=divided_in) / torch.tensor(float(y), dtype=divided_in)).to(wide))
 
 
 def _times(x: Operand, factor: float, whole: bool) -> Tensor:
