@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
+from typing import Any
 
 from kgen.ir import nodes as ir
 from kgen.ir.plan import ComboKernel, Launch, Nest, Packing, Tiling
@@ -11,8 +12,11 @@ from kgen.rendered.kernel_call import KernelCall, Rendered
 from kgen.scheduler import Gpu, Options, StepChoices
 from kgen.templates.loop_contract import loop_problem
 from kgen.templates.registry import render_loops, render_step
+from tools.replay_adapter import Texts, door, rendering
+from tools.replay_corpus import Case
+from tools.replay_graphs import call
 
-__all__ = ["combo_call", "decisions", "cpp_function", "cpp_text", "gpu_call", "step_text"]
+__all__ = ["combo_call", "decisions", "cpp_function", "cpp_text", "gpu_call", "step_text", "texts_of_a_gpu"]
 
 
 def decisions(graph: ir.Graph, register_bytes: int = 64, options: Options | None = None) -> StepChoices:
@@ -52,3 +56,11 @@ def combo_call(batch: ComboKernel, tilings: Sequence[Tiling], graph: ir.Graph, s
     made = render_loops(loop_problem(batch, graph, tilings), symbol)
     assert isinstance(made, KernelCall)
     return made
+
+
+def texts_of_a_gpu(function: Callable[..., Any], *args: Any, options: dict[str, Any] | None = None) -> Texts:
+    """What the inference graph of a function becomes for a GPU that need not be here; `args` have no data."""
+    made: list[Texts] = []
+    call(Case(function.__name__, lambda: (function, list(args))), "gpu", door(options or {}), partial(rendering, made.append))
+    [found] = made
+    return found

@@ -2,14 +2,10 @@
 
 from __future__ import annotations
 
-from functools import partial
-
 import torch
 from torch import Tensor
 
-from tools.replay_adapter import Texts, door, rendering
-from tools.replay_corpus import Case
-from tools.replay_graphs import call
+from tests.rendering import texts_of_a_gpu
 
 
 def looked_up(x: Tensor, at: Tensor) -> tuple[Tensor, Tensor]:
@@ -18,8 +14,6 @@ def looked_up(x: Tensor, at: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def test_a_list_is_on_the_device_before_the_first_call() -> None:
-    made: list[Texts] = []
-    case = Case("looked up", lambda: (looked_up, [torch.empty(64, 33), torch.zeros(64, 33, dtype=torch.int64)]))
-    call(case, "gpu", door({}), partial(rendering, made.append))
-    assert "extern" not in made[0].steps
-    assert "constant" in made[0].steps
+    made = texts_of_a_gpu(looked_up, torch.empty(64, 33), torch.zeros(64, 33, dtype=torch.int64))
+    assert "extern" not in made.steps
+    assert "constant" in made.steps

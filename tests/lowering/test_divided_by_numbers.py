@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import partial
 
 import pytest
 import torch
 from torch import Tensor
 
-from tools.replay_adapter import Texts, door, rendering
-from tools.replay_corpus import Case
-from tools.replay_graphs import call
+from tests.rendering import texts_of_a_gpu
 
 Function = Callable[[Tensor], Tensor]
 FUNCTIONS: dict[str, Function] = {
@@ -25,10 +22,7 @@ FUNCTIONS: dict[str, Function] = {
 
 
 def of_a_gpu(function: Function, dtype: torch.dtype) -> str:
-    made: list[Texts] = []
-    case = Case("divided", lambda: (function, [torch.empty(4, 700, dtype=dtype)]))
-    call(case, "gpu", door({}), partial(rendering, made.append))
-    return "".join(made[0].kernels.values())
+    return "".join(texts_of_a_gpu(function, torch.empty(4, 700, dtype=dtype)).kernels.values())
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])

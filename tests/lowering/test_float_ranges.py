@@ -2,15 +2,11 @@
 
 from __future__ import annotations
 
-from functools import partial
-
 import pytest
 import torch
 from torch import Tensor
 
-from tools.replay_adapter import Texts, door, rendering
-from tools.replay_corpus import Case
-from tools.replay_graphs import call
+from tests.rendering import texts_of_a_gpu
 
 
 def frames(x: Tensor) -> Tensor:
@@ -20,11 +16,10 @@ def frames(x: Tensor) -> Tensor:
 
 
 def of_a_gpu(dtype: torch.dtype) -> str:
-    made: list[Texts] = []
-    args = [torch.empty(4, 700, dtype=dtype)]
-    case = Case("range", lambda: (lambda x: torch.arange(0.5, 700, 1.3, dtype=dtype, device=x.device).sin() * x[0, 0], args))
-    call(case, "gpu", door({}), partial(rendering, made.append))
-    return "".join(made[0].kernels.values())
+    def ranged(x: Tensor) -> Tensor:
+        return torch.arange(0.5, 700, 1.3, dtype=dtype, device=x.device).sin() * x[0, 0]
+
+    return "".join(texts_of_a_gpu(ranged, torch.empty(4, 700, dtype=dtype)).kernels.values())
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])

@@ -132,18 +132,13 @@ def test_matmuls_take_any_strides() -> None:
 
 def test_a_gpus_group_norm_takes_and_gives_the_order_of_the_dimensions() -> None:
     """Its library call refuses channels that are last, as the choice of layouts may have made them."""
-    from functools import partial
-
-    from tools.replay_adapter import Texts, door, rendering
-    from tools.replay_corpus import Case
-    from tools.replay_graphs import call
+    from tests.rendering import texts_of_a_gpu
 
     def normed(x: Tensor, w: Tensor) -> Tensor:
         return F.conv2d(F.group_norm(x, 4), w).relu()
 
     images = torch.empty(2, 64, 32, 32, dtype=torch.bfloat16).to(memory_format=torch.channels_last)
-    made: list[Texts] = []
-    case = Case("normed", lambda: (normed, [images, torch.empty(64, 64, 1, 1, dtype=torch.bfloat16)]))
-    call(case, "gpu", door({"fallback": ("aten.native_group_norm.default",)}), partial(rendering, made.append))
-    [step] = [line for line in made[0].steps.splitlines() if "extern aten::native_group_norm" in line]
+    options = {"fallback": ("aten.native_group_norm.default",)}
+    made = texts_of_a_gpu(normed, images, torch.empty(64, 64, 1, 1, dtype=torch.bfloat16), options=options)
+    [step] = [line for line in made.steps.splitlines() if "extern aten::native_group_norm" in line]
     assert "strides [65536, 1024, 32, 1]" in step

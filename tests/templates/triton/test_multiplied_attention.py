@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import partial
 
 import pytest
 import torch
@@ -23,10 +22,8 @@ from kgen.verdict import Reason
 from tests.codegen import options_for, rendered
 from tests.kernels import plans
 from tests.op_case import lowered
+from tests.rendering import texts_of_a_gpu
 from tests.templates.triton.test_triton_attention import ARCHES, TOLERANCE, causal, r
-from tools.replay_adapter import Texts, door, rendering
-from tools.replay_corpus import Case
-from tools.replay_graphs import call
 
 NAME = "triton_attention_multiplied"
 Multiply = Callable[..., Tensor]
@@ -171,9 +168,7 @@ def test_what_a_contraction_makes_multiplies_nothing() -> None:
 @pytest.mark.parametrize("shape", [(2, 16, 2048, 128), (64, 8, 128, 128), (4, 12, 1024, 64)], ids=str)
 def test_dropout_is_part_of_the_kernel_in_the_default_mode(shape: tuple[int, ...]) -> None:
     """Separate kernels wait for random numbers, too. Of heads of 128, tiles of 64 rows and 32 keys were the fastest."""
-    made: list[Texts] = []
     args = [torch.empty(shape, dtype=torch.bfloat16) for _ in range(3)]
-    case = Case("dropped", lambda: (attention(lambda w: F.dropout(w, 0.1)), args))
-    call(case, "gpu", door({}), partial(rendering, made.append))
-    [step] = [line for line in made[0].steps.splitlines() if NAME in line]
+    made = texts_of_a_gpu(attention(lambda w: F.dropout(w, 0.1)), *args)
+    [step] = [line for line in made.steps.splitlines() if NAME in line]
     assert f"BLOCK_N={32 if shape[-1] == 128 else 64}" in step
