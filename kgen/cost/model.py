@@ -102,7 +102,7 @@ FUSED_TAIL, FUSED_TILE, FUSED_TAILS = 1.5e-6, 128 * 256, 5
 # of SiLU 4.0 us for 4.2 million numbers, of hard swish 5.0 us for 6.0 million (H200, 2026-11-27, bench.regret --kernels).
 # Random numbers are made by blocks: dropout of 67 million takes 88 us (H200, 2026-11-29, decision 0050).
 FUNCTIONS = {"erf": 45, "log1p": 25, "sigmoid": 28, "sqrt": 15, "reciprocal": 15, "truediv": 15, "rand": -12}
-# How much longer than its operations random numbers take in a kernel of a softmax (H200, 2026-11-30, bench.gpu_dropout).
+# How much longer than its operations random numbers take in a kernel of a softmax (H200, 2026-11-30, decision 0050).
 RANDOM_WEIGHTS = 1.3
 # Seconds from the end of a kernel's first programs to that of its last ones, when another one waits for it.
 DRAIN = 2e-6
@@ -344,7 +344,7 @@ def program_seconds(problem: Problem, program: Program) -> float:
     total = 0.0
     for step in program.steps:
         if isinstance(step, Softmax):
-            total += _row_seconds(problem, step)
+            total += _row_seconds(problem, program, step)
         elif isinstance(step, Elementwise):
             total += _elementwise_seconds(problem, step)
         else:
@@ -378,19 +378,19 @@ def _step_seconds(problem: Problem, flops: float, moved: int) -> float:
     return max(flops / problem.rate / share, moved / (problem.device.bandwidth * STREAM_RATE))
 
 
-def _row_seconds(problem: Problem, step: Softmax) -> float:
+def _row_seconds(problem: Problem, program: Program, step: Softmax) -> float:
     """The time of a kernel that reads the elements of a step, and writes their weights. Random numbers that multiply these are
     not made meanwhile."""
     elements = problem.bytes_over(step.axes)
     moving = 2 * _past_caches(problem, elements) / (problem.device.bandwidth * STREAM_RATE)
-    return moving + _random_seconds(problem, elements // problem.main_dtype.itemsize) + LAUNCH[problem.device.kind]
+    making = _random_seconds(problem, program, elements // problem.main_dtype.itemsize)
+    return moving + making + LAUNCH[problem.device.kind]
 
 
-def _random_seconds(problem: Problem, elements: int) -> float:
+def _random_seconds(problem: Problem, program: Program, elements: int) -> float:
     """Seconds of what a GPU's separate kernel multiplies a softmax's weights by, where that is random: with dropout it took
     1.67 to 1.85 ps an element, .9 of them to move it."""
-    program = problem.template.implements.program
-    if problem.device.kind != "cuda" or program is None:
+    if problem.device.kind != "cuda":
         return 0.0
     functions = [problem.middles[step.name].function() for step in program.middles if program.multiplies(step)]
     if not any(value.op in ops.RANDOM for value in vs.topological(functions)):

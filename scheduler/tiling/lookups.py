@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 from kgen.ir import index as ix
 from kgen.ir import values as vs
 from kgen.ir.index import Sizes, Var
 from kgen.ir.plan import Blocks, Kernel
 from kgen.ir.values import Value
-from kgen.scheduler.tiling.loops import Touch, stride_along, unflattened
+from kgen.scheduler.tiling.loops import Touch, stride_along, through_data, unflattened
 
 # Rows of a program, one for each lane of a warp, points of a step along what has tables of its own, and warps.
 LANES, TABLES_OF_A_STEP, LOOKUP_WARPS = 32, 8, 4
@@ -35,9 +34,8 @@ def cost_of_gathers(kernel: Kernel) -> int:
 def _is_gather(load: Value, inner: frozenset[Var]) -> bool:
     """Whether data say for each inner point where it is, and no neighbour is beside it."""
     index = load.attr[1]
-    atoms = frozenset[Any]().union(*map(ix.free_atoms, index))
-    through = {v for atom in atoms if isinstance(atom, ix.Indirect) for v in atom.value.free_atoms()}
-    return not inner.isdisjoint(through) and not any(ix.stride_of(index[-1], v) == 1 for v in inner)
+    by_data = any(through_data(one, v) for one in index for v in inner)
+    return by_data and not any(ix.stride_of(index[-1], v) == 1 for v in inner)
 
 
 def gathers_runs(kernel: Kernel, sizes: Sizes) -> bool:
@@ -78,6 +76,5 @@ def lookup_steps(kernel: Kernel, touches: Sequence[Touch], sizes: Sizes, units: 
 def _is_in_shared_table(kernel: Kernel, touch: Touch) -> bool:
     """Whether the place differs from row to row by data alone, and the table from inner point to inner point."""
     atoms = ix.free_atoms(touch.offset)
-    through = {v for atom in atoms if isinstance(atom, ix.Indirect) for v in atom.value.free_atoms()}
     row = kernel.outer[-1]
-    return row in through and row not in atoms and not atoms.isdisjoint(kernel.inner)
+    return through_data(touch.offset, row) and row not in atoms and not atoms.isdisjoint(kernel.inner)

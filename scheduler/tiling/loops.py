@@ -170,7 +170,7 @@ def _distinct(offset: Expr, kernel: Kernel, sizes: Sizes) -> int:
 
 def stride_along(offset: Expr, v: Var, sizes: Sizes) -> int | None:
     """Stride along a loop at the hints; None where the offset is not affine in it (also through an indirect index)."""
-    if _through_data(offset, v):
+    if through_data(offset, v):
         return None
     stride = ix.stride_of(offset, v)
     return None if stride is None else sizes.of(stride)
@@ -215,7 +215,7 @@ def _middle_of(atom: Atom, sizes: Sizes) -> int:
     return sizes.of(atom.extent) // 2 if isinstance(atom, Var) else sizes.of(atom.expr())
 
 
-def _through_data(offset: Expr, v: Var) -> bool:
+def through_data(offset: Expr, v: Var) -> bool:
     """Whether an index that is read from data, or computed from it, depends on a loop."""
     return any(isinstance(atom, ix.Indirect) and v in atom.value.free_atoms() for atom in ix.free_atoms(offset))
 
@@ -228,7 +228,7 @@ def ordered(kernel: Kernel, touches: list[Touch], sizes: Sizes) -> Kernel:
     equal ones the loop goes outside along which more comes from places that data gives: a row of a table is a run."""
 
     def jumps(v: Var) -> int:
-        return sum(t.distinct for t in touches if _through_data(t.offset, v))
+        return sum(t.distinct for t in touches if through_data(t.offset, v))
 
     def weight(v: Var) -> tuple[float, int]:
         return mean_stride(v), jumps(v)
@@ -602,7 +602,7 @@ def _waiting(v: Var, kernel: Kernel, sizes: Sizes) -> float:
 
 def _is_outside(touch: Touch, kernel: Kernel) -> bool:
     """Whether a load is the same at all inner points."""
-    return not touch.store and not any(v in ix.free_atoms(touch.offset) or _through_data(touch.offset, v) for v in kernel.inner)
+    return not touch.store and not any(v in ix.free_atoms(touch.offset) or through_data(touch.offset, v) for v in kernel.inner)
 
 
 def _scattered(touches: list[Touch], vector: Var, sizes: Sizes) -> int:
@@ -658,7 +658,7 @@ def _without_spills(kernel: Kernel, vector: Var, of_a_value: float, most: int) -
 def _gathers(kernel: Kernel, vector: Var) -> bool:
     """Whether lanes read elements that data point to."""
     loads = vs.loads([root for s in kernel.statements for root in s.roots])
-    return any(_through_data(e, vector) for load in loads for e in load.attr[1])
+    return any(through_data(e, vector) for load in loads for e in load.attr[1])
 
 
 def _registers(kernel: Kernel, vector: Var, lanes: int, sizes: Sizes) -> int:
