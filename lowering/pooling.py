@@ -26,58 +26,15 @@ from kgen.lowering.closed_form import index_form
 from kgen.lowering.contraction import library
 from kgen.lowering.fallback import Refused
 from kgen.lowering.indexing import gather_source
+from kgen.lowering.result_readers import reads
 from kgen.lowering.scatter import full
+from kgen.lowering.separable_windows import gathered_sums, is_separable, separate_windows
 from kgen.lowering.tensor import Tensor, at, convert, indices, reindex
 from kgen.lowering.views import result_sizes
+from kgen.lowering.windows import MAX_UNROLLED, STORED, Windows, inside
 
-MAX_UNROLLED = 32
-# Loads from the L1 cache that take as long as storing an element and loading it from L2.
-STORED = 16
 # Operations of an element that all windows but one compute again, at most: a trip through memory takes less time than more.
 MOST_AGAIN = 64
-
-
-@dataclass(frozen=True, slots=True)
-class Windows:
-    """Windows of `size` elements, `dilation` apart, every `stride`, over the last dimensions of a tensor of shape `sizes`
-    with `padding` before it; `out` is how many there are along each dimension."""
-
-    sizes: Sizes
-    out: Sizes
-    size: tuple[int, ...]
-    stride: tuple[int, ...]
-    padding: tuple[int, ...]
-    dilation: tuple[int, ...]
-
-    @property
-    def rank(self) -> int:
-        return len(self.size)
-
-    @property
-    def extents(self) -> Sizes:
-        return self.sizes[-self.rank :]
-
-    def start(self, window: Sequence[Expr]) -> list[Expr]:
-        return [o * s - p for o, s, p in zip(window, self.stride, self.padding, strict=True)]
-
-    def taps(self, window: Sequence[Expr], tap: Sequence[Expr | int]) -> tuple[list[Expr], Value]:
-        """The position of one element of a window, and whether it is inside the tensor."""
-        place = [s + ix.as_expr(t) * d for s, t, d in zip(self.start(window), tap, self.dilation, strict=True)]
-        return place, inside(place, self.extents)
-
-    def all_taps(self) -> list[tuple[int, ...]]:
-        return list(itertools.product(*(range(n) for n in self.size)))
-
-    def covering(self) -> list[int]:
-        """The most windows along each dimension that contain one element."""
-        return [(k - 1) * d // s + 1 for k, s, d in zip(self.size, self.stride, self.dilation, strict=True)]
-
-
-def inside(place: Sequence[Expr], extents: Sequence[Expr]) -> Value:
-    test = vs.const(True, torch.bool)
-    for e, extent in zip(place, extents, strict=True):
-        test = vs.call("and", test, vs.call("and", vs.compare("ge", e, ix.ZERO), vs.compare("lt", e, extent)))
-    return test
 
 
 def _ints(given: Any, rank: int, default: int | tuple[int, ...] = 0) -> tuple[int, ...]:
@@ -101,6 +58,9 @@ def max_pool_with_indices(rank: int) -> Callable[..., tuple[Tensor, Tensor]]:
     ) -> tuple[Tensor, Tensor]:
         sizes = b.symbols.sizes(b.current.meta["val"][0].shape)
         windows = _windows(rank, x.sizes, sizes, kernel_size, stride, padding, dilation)
+        if is_separable(windows) and not reads(b, 1):
+            largest = separate_windows(b, "max", x, windows)
+            return largest, full(b, sizes, torch.int64, x.device, 0)
         if math.prod(windows.size) <= MAX_UNROLLED:
             return _max_unrolled(_window_source(b, x, windows), sizes, windows)
         return _max_reduced(b, x, sizes, windows)
@@ -250,6 +210,8 @@ def avg_pool(rank: int) -> Callable[..., Tensor]:
 
 def _window_sum(b: Builder, x: Tensor, sizes: Sizes, windows: Windows) -> Value:
     rank, j = windows.rank, indices(sizes)
+    if is_separable(windows):
+        return separate_windows(b, "sum", convert(x, ops.compute_dtype(x.dtype)), windows).value
     if math.prod(windows.size) > MAX_UNROLLED:
         spread = _spread(b, x, sizes, windows, 0)
         (total,) = b.reduce("sum", spread, range(len(sizes), len(sizes) + rank), dtypes=[ops.compute_dtype(x.dtype)])
@@ -311,23 +273,10 @@ def avg_pool_backward(rank: int) -> Callable[..., Tensor]:
                 total = _gathered(x, windows, lambda window: at(grad, [*x.indices[:-rank], *window]))
                 return x.with_value(_divided(total, divisor, grad.dtype))
             return x.with_value(_gathered(x, windows, lambda window: part([*x.indices[:-rank], *window])))
-        return _scattered_windows(b, grad, x, windows, part)
+        shares = convert(grad.with_value(part(grad.indices)), ops.compute_dtype(grad.dtype))
+        return convert(gathered_sums(b, shares, windows), x.dtype)
 
     return rule
-
-
-def _scattered_windows(
-    b: Builder, grad: Tensor, x: Tensor, windows: Windows, part: Callable[[Sequence[Expr]], Value]
-) -> Tensor:
-    """Each window adds its share to all of its elements."""
-    rank = windows.rank
-    wide = (*grad.sizes, *map(ix.as_expr, windows.size))
-    j = indices(wide)
-    own = j[: grad.rank]
-    place, real = windows.taps(own[-rank:], j[grad.rank :])
-    total = b.copy(full(b, x.sizes, ops.compute_dtype(x.dtype), x.device, 0))
-    out = b.scatter(total, wide, [*own[:-rank], *place], part(own), "add", None if real.op == "const" else real)
-    return convert(out, x.dtype)
 
 
 # ---- adaptive -------------------------------------------------------------------------------------------------------
