@@ -40,6 +40,7 @@ from bench.measure import geomean, synchronize
 from bench.measurements import write
 from bench.untuned import (
     eighth,
+    eleventh,
     fifth,
     fourth,
     language,
@@ -69,6 +70,7 @@ LISTS: dict[str, tuple[Block, ...]] = {
     "eighth": eighth.BLOCKS,
     "ninth": ninth.BLOCKS,
     "tenth": tenth.BLOCKS,
+    "eleventh": eleventh.BLOCKS,
 }
 BLOCKS = tuple(block for blocks in LISTS.values() for block in blocks)
 Call = Callable[[], Any]
