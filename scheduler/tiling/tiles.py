@@ -38,7 +38,7 @@ from kgen.scheduler.tiling.loops import (
     usual_steps,
     usual_stride,
 )
-from kgen.scheduler.tiling.registers import registers_of_a_point, registers_of_a_row
+from kgen.scheduler.tiling.registers import REGISTER, registers_of_a_point, registers_of_a_row
 from kgen.scheduler.tiling.sorting_tiles import sorting_blocks
 from kgen.scheduler.tiling.unrolling import unrolled
 
@@ -97,6 +97,8 @@ MAX_WARPS = 32
 # Warps of a program that walks a row, and points of a step for each warp of one that walks it again: the more warps, the fewer
 # programs run side by side, and the more of their rows L2 holds (docs/decisions/0032-rows-on-a-gpu.md).
 WALKING_WARPS, AGAIN_WARP = 8, 512
+# Rows for each SM, up to which a second round of programs that fill an SM each would leave most SMs without any.
+UNEVEN_ROUND = 1.5
 # Strides of adjacent elements, read backwards as well.
 ADJACENT = (1, -1)
 # Points of a row in registers for each warp.
@@ -109,9 +111,11 @@ MOST_LONE_WARPS, LONE_WARP = 16, 256
 COLUMNS, FEWEST_COLUMNS, COLUMN_POINTS = 64, 16, 512
 # Warps of such a program, at most where few programs have more of them, and of all of an SM then, to be done in fewer steps.
 COLUMN_WARPS, MOST_COLUMN_WARPS, COLUMN_WARPS_PER_SM = 4, 16, 48
-# Registers that an SM has for each lane of its warps; that an element and its position take, kept from step to step; and that
-# addresses, loops and functions take.
-REGISTERS_OF_WARPS, POSITION_REGISTERS, FREE_REGISTERS = 2048, 2, 24
+# Registers that an SM has for each lane of its warps; and that addresses, loops and functions take, or addresses alone.
+REGISTERS_OF_WARPS, FREE_REGISTERS, ADDRESSES = 2048, 24, 10
+# Points of a thread that walks a row, below which fewer threads have as many each: their loads are what is under way; and those
+# whose values it has at a time at least, as compilers order them.
+WALKED_POINTS, AT_A_TIME = 8, 2
 # Points of columns that a program holds in registers: of those that are read once, and of those that would be walked again.
 # And points of such a tile, of whose columns at least whole sectors lie side by side.
 SHORT_COLUMN, REGISTER_COLUMN, REGISTER_POINTS = 64, 512, 8192
@@ -608,6 +612,8 @@ def _thinned(blocks: Blocks, is_full: Callable[[Blocks], bool], shorter: Callabl
 def _reduction(kernel: Kernel, graph: ir.Graph, touches: list[Touch], sizes: Sizes, gpu: Gpu, wide: bool) -> Tiling:
     rows, length = sizes.points(kernel.outer), sizes.points(kernel.inner)
     across, together = _contiguous_across(kernel, touches, sizes), 1
+    # of programs that fill an SM each, a second round would be of few rows: two of an SM at a time
+    uneven = kernel.sections > 1 and gpu.compute_units < rows < gpu.compute_units * UNEVEN_ROUND
     if any(s.op in ops.ROW_ORDERS for s in kernel.statements):
         return Tiling(kernel, kernel.outer, (), sorting_blocks(kernel, graph, rows, length, across, gpu), True, wide)
     whole = persistent(kernel, MAX_PERSISTENT if kernel.rows else MAX_REGISTER_ROW) and (
@@ -627,7 +633,7 @@ def _reduction(kernel: Kernel, graph: ir.Graph, touches: list[Touch], sizes: Siz
     else:
         # a row that is walked again should still be in the L2 cache then: few rows at a time, many threads to each
         again = kernel.sections > 1
-        r = _again_step(rows, length, gpu) if again else _step(length, 2 * REDUCTION_POINTS)
+        r = _again_step(rows, length, gpu) if again and not uneven else _step(length, 2 * REDUCTION_POINTS)
         warps = max(WALKING_WARPS, r // AGAIN_WARP) if again else WALKING_WARPS
         blocks = Blocks(x=1, r=r, warps=max(warps, _lone_warps(r)) if rows <= gpu.compute_units else warps)
     steps = _short_steps(kernel, touches, across, sizes, gpu) if whole and _may_step(kernel) else None
@@ -641,7 +647,7 @@ def _reduction(kernel: Kernel, graph: ir.Graph, touches: list[Touch], sizes: Siz
         ):
             blocks = _of_fewer_rows(kernel, blocks)
         blocks = _lightened(kernel, blocks, length, together)
-        blocks = blocks if whole else _lightened_walk(kernel, blocks)
+        blocks = blocks if whole else _lightened_walk(kernel, blocks, 2 if uneven else 1)
         blocks = _with_warps_for_scans(kernel, blocks)
         whole = whole and blocks.r >= length
     elif whole:
@@ -745,17 +751,36 @@ def _of_fewer_rows(kernel: Kernel, blocks: Blocks) -> Blocks:
     return blocks
 
 
-def _lightened_walk(kernel: Kernel, blocks: Blocks) -> Blocks:
-    """With shorter steps along rows where each thread keeps the largest elements of many points and their positions, which take
-    as many registers as the points themselves: 32,001 columns with exact logarithms took 4.4 times as long with 16 points."""
-    kept = POSITION_REGISTERS * sum(s.kind == "reduction" and s.op in ("argmax", "argmin") for s in kernel.statements)
-    if not kept:
-        return blocks
-    kept += HEAVY_REGISTERS if cost_of_a_point(kernel) >= HEAVY else 0
-    registers, room = _registers(kernel), REGISTERS_OF_WARPS // blocks.warps - FREE_REGISTERS
-    while registers(blocks) + kept * _points_of_a_thread(blocks) > room and blocks.r > 32 * blocks.warps:
-        blocks = replace(blocks, r=blocks.r // 2)
+def _lightened_walk(kernel: Kernel, blocks: Blocks, programs: int) -> Blocks:
+    """With shorter steps along rows where so many programs of an SM have no registers for what threads keep of each of their
+    points from step to step, beside the values of some of them, or of all where positions are found: 32,001 columns with exact
+    logarithms took 4.4 times as long with 16 points, and correlations of long rows, of three sums, 1.5 to 2.5 times
+    (H200). Threads with few points are fewer then."""
+    kept, registers = _kept_registers(kernel), _registers(kernel)
+    of_all = any(s.kind == "reduction" and s.op in ("argmax", "argmin") for s in kernel.statements)
+
+    def are_full(one: Blocks) -> bool:
+        points, room = _points_of_a_thread(one), REGISTERS_OF_WARPS // (programs * one.warps)
+        if of_all:
+            return registers(one) + kept * points > room - FREE_REGISTERS
+        return registers(one) * min(points, AT_A_TIME) // points + kept * points > room - ADDRESSES
+
+    while are_full(blocks) and blocks.r > 32 * blocks.warps:
+        few = _points_of_a_thread(blocks) <= WALKED_POINTS and blocks.warps > WALKING_WARPS
+        blocks = replace(blocks, r=blocks.r // 2, warps=blocks.warps // 2 if few else blocks.warps)
     return blocks
+
+
+def _kept_registers(kernel: Kernel) -> int:
+    """What a thread keeps of each of its points from step to step along a row, in registers."""
+    kept: dict[int, int] = {}
+    for s in kernel.statements:
+        if s.kind == "reduction":
+            width = max(1, s.value.dtype.itemsize // REGISTER) * len(s.outs)
+            kept[s.section] = kept.get(s.section, 0) + width
+    positions = any(s.kind == "reduction" and s.op in ("argmax", "argmin") for s in kernel.statements)
+    more = HEAVY_REGISTERS if positions and cost_of_a_point(kernel) >= HEAVY else 0
+    return max(kept.values(), default=0) + more
 
 
 def _with_warps_for_scans(kernel: Kernel, blocks: Blocks) -> Blocks:

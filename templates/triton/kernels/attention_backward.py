@@ -9,6 +9,7 @@ scores' gradients over batches, as of a bias that these share, and one their sum
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar
@@ -102,7 +103,9 @@ class _Recomputing(KernelTemplate):
         moved = sum(problem.bytes_read(name) for name in problem.inputs) + problem.epilogue_bytes
         dots = DOTS.get((config.BLOCK_M, config.BLOCK_N, config.WARPS), OTHER_DOTS)
         share = attention_estimate.made_share(problem, config, problem.template.implements.middles[-1])
-        return LAUNCH + max(share * problem.flops / problem.rate / dots, moved / problem.device.bandwidth)
+        made = share * problem.flops / problem.rate / dots
+        idle = max(1.0, problem.device.compute_units / _programs(problem, config))
+        return LAUNCH + max(idle * made, moved / problem.device.bandwidth)
 
     def is_measured(self, sizes: MatrixSizes, arch: int) -> bool:
         return not self._of_scores and attention_estimate.is_measured(sizes, arch)
@@ -230,6 +233,16 @@ def _is_sum(problem: Problem) -> bool:
 def _padded(problem: Problem, axis: str) -> int:
     """Elements of a tile along an axis of heads. A sum has the tiles of gradients of queries and keys: they are one launch."""
     return padded_length(problem.size("d" if axis == "e" and _is_sum(problem) else axis))
+
+
+def _programs(problem: Problem, config: Config) -> int:
+    """Programs of a launch: a long sum of few rows, as that of the gradient of a weight, leaves most SMs without any. Those of
+    a table have been measured as they are."""
+    tiles = {"m": config.BLOCK_M, "n": config.BLOCK_N}
+    axes = [axis for axis in problem.template.implements.results[0] if axis in tiles]
+    if not axes:
+        return problem.device.compute_units
+    return problem.size("b") * math.prod(math.ceil(problem.size(axis) / tiles[axis]) for axis in axes)
 
 
 def _matrices(problem: Problem) -> dict[str, tuple[str, ...]]:

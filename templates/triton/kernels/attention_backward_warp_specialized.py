@@ -335,6 +335,8 @@ def _seconds(problems: Sequence[Problem], config: Config) -> float:
     )
     dots = DOTS[kind][_longest(first)] / longer
     moved = sum(first.bytes_read(name) for name in first.inputs) + sum(one.epilogue_bytes for one in problems)
-    made = math.ceil(first.size("m") / rows.BLOCK_M) * rows.BLOCK_M / first.size("m")  # those past the end are made, too
+    tiles = math.ceil(first.size("m") / rows.BLOCK_M)
+    made = tiles * rows.BLOCK_M / first.size("m")  # those past the end are made, too
     share = made * attention_estimate.made_share(first, rows, _step(first))
-    return LAUNCH + max(share * flops / first.rate / dots, moved / first.device.bandwidth)
+    idle = max(1.0, first.device.compute_units / (first.size("b") * tiles))
+    return LAUNCH + max(idle * share * flops / first.rate / dots, moved / first.device.bandwidth)

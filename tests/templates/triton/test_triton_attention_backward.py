@@ -40,6 +40,7 @@ from tests.attention_plans import training_plans
 from tests.attention_spellings import SPELLINGS
 from tests.codegen import rendered
 from tests.kernels import plans
+from tests.rendering import texts_of_a_gpu
 
 OPERANDS, VALUES = "triton_attention_backward", "triton_attention_backward_values"
 SCORES, TABLE = "triton_attention_backward_scores", "triton_attention_backward_table"
@@ -190,3 +191,18 @@ def test_exact_float32_fits_without_spills(template: str, wanted: str | tuple[st
     """Both operands of such a contraction are in registers. Tiles as large as those of 16 bits had 2 to 12 KiB of a thread's
     in memory."""
     assert_fits(template, wanted, arguments(PLAIN, causal, (256, 256, 64, 64), f32), 90, most=64)
+
+
+# ---- what it costs ---------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("rows", "length", "taken"), [(512, 32768, False), (32768, 512, True)])
+def test_few_rows_of_long_sums_are_two_matmuls(rows: int, length: int, taken: bool) -> None:
+    """The gradient of a weight behind an activation: eight programs would make all of it."""
+
+    def function(g: torch.Tensor, w: torch.Tensor, y: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
+        return ((w @ g.t()) * torch.sigmoid(y)) @ x
+
+    g, x = (torch.empty(length, 64, dtype=bf16) for _ in range(2))
+    made = texts_of_a_gpu(function, g, torch.empty(rows, 64, dtype=bf16), torch.empty(rows, length, dtype=bf16), x)
+    assert (VALUES in made.steps) is taken
