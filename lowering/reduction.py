@@ -25,6 +25,9 @@ from kgen.lowering.unbacked import check
 
 Dims = Sequence[int] | int | None
 
+# The largest numbers of narrow types, and of 32 bits.
+LARGEST = {torch.bool: 1, torch.uint8: 255, torch.int8: 128, torch.int16: 32768}
+INT32 = (1 << 31) - 1
 # A value that several loops read is stored first when it costs more than this many additions.
 CHEAP = 6
 
@@ -94,12 +97,24 @@ def as_summand(x: Tensor, dtype: torch.dtype | None) -> Tensor:
 
 
 def total(b: Builder, x: Tensor, dim: Dims = None, keepdim: bool = False, *, dtype: torch.dtype | None = None) -> Tensor:
-    x = as_summand(x, dtype)
+    given, x = x, as_summand(x, dtype)
     if x.dtype is torch.bool:
         return _truth(b, "any", x, dims_of(x, dim), keepdim)
     dims = dims_of(x, dim)
     picked = one_hot_sum(b, x, dims)
-    return reduce(b, "sum", x, dims, keepdim) if picked is None else drop(picked, dims, keepdim)
+    if picked is not None:
+        return drop(picked, dims, keepdim)
+    if x.dtype is torch.int64 and _fits_32(given.dtype, count(x, dims)):
+        return convert(reduce(b, "sum", convert(given, torch.int32), dims, keepdim), x.dtype)
+    return reduce(b, "sum", x, dims, keepdim)
+
+
+def _fits_32(dtype: torch.dtype, terms: Expr) -> bool:
+    """Whether so many numbers of a type have a sum of 32 bits, which takes half the registers and instructions: such as counts
+    of what holds."""
+    if dtype not in LARGEST:
+        return False
+    return ix.within(terms, INT32 // LARGEST[dtype])
 
 
 def product(b: Builder, x: Tensor, dim: Dims = None, keepdim: bool = False, *, dtype: torch.dtype | None = None) -> Tensor:
