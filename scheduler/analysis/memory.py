@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
+from functools import cached_property
 from itertools import accumulate
 
 import torch
@@ -167,9 +168,29 @@ def _reuses(
     return reuses
 
 
-def _makers(graph: ir.Graph, step: Launch) -> dict[str, Kernel]:
+class _Maker:
+    """A kernel, and what it reads, found at most one time: it may make hundreds of buffers."""
+
+    def __init__(self, kernel: Kernel) -> None:
+        self.kernel = kernel
+
+    @cached_property
+    def indices(self) -> dict[str, set[tuple[Expr, ...]]]:
+        """Where it reads each buffer."""
+        found: dict[str, set[tuple[Expr, ...]]] = {}
+        for buffer, index in _accesses(self.kernel.statements):
+            found.setdefault(buffer, set()).add(index)
+        return found
+
+    @cached_property
+    def read(self) -> list[set[str]]:
+        """What each of its statements reads."""
+        return [{name for name, _ in _accesses([s])} for s in self.kernel.statements]
+
+
+def _makers(graph: ir.Graph, step: Launch) -> dict[str, _Maker]:
     """Which kernel writes a buffer, or part of it."""
-    return {ir.owner(graph, name): kernel for kernel in members(step) for name in writes(kernel)}
+    return {ir.owner(graph, name): maker for maker in map(_Maker, members(step)) for name in writes(maker.kernel)}
 
 
 def _read_by_one(graph: ir.Graph, step: Step, names: list[str]) -> list[str]:
@@ -210,9 +231,9 @@ def _owns_new(graph: ir.Graph, name: str) -> bool:
     return buffer.kind == "intermediate" and buffer.alias_of is None
 
 
-def _in_place(schedule: Schedule, kernel: Kernel, name: str, dying: list[str]) -> str | None:
+def _in_place(schedule: Schedule, maker: _Maker, name: str, dying: list[str]) -> str | None:
     """A dying intermediate that the kernel reads only where, and before, it writes `name`."""
-    graph = schedule.graph
+    graph, kernel = schedule.graph, maker.kernel
     new = graph.buffers[name]
     if kernel.inner:
         return None  # a section may read the row again after another one has written it
@@ -223,14 +244,11 @@ def _in_place(schedule: Schedule, kernel: Kernel, name: str, dying: list[str]) -
     if not fitting:
         return None
     taken = {root(graph, n) for n in reads(kernel) if graph.buffers[n].alias_of is not None} | writes(kernel)
-    indices: dict[str, set[tuple[Expr, ...]]] = {}
-    for buffer, index in _accesses(kernel.statements):
-        indices.setdefault(buffer, set()).add(index)
     return next(
         (
             source
             for source in fitting
-            if source not in taken and indices.get(source) == {store.store} and _read_before(kernel, source, store)
+            if source not in taken and maker.indices.get(source) == {store.store} and _read_before(maker, source, store)
         ),
         None,
     )
@@ -242,15 +260,16 @@ def _fits(old: ir.Buffer, new: ir.Buffer) -> bool:
     return same and old.kind == "intermediate"
 
 
-def _read_before(kernel: Kernel, source: str, store: Statement) -> bool:
+def _read_before(maker: _Maker, source: str, store: Statement) -> bool:
     """Whether no statement after `store` reads a buffer, and what is stored is made of it: an element may be read and written
     by different threads, which nothing but this dependence keeps in order."""
-    number = next(k for k, s in enumerate(kernel.statements) if s is store)
-    if any(name == source for name, _ in _accesses(kernel.statements[number + 1 :])):
+    statements = maker.kernel.statements
+    number = next(k for k, s in enumerate(statements) if s is store)
+    if any(source in names for names in maker.read[number + 1 :]):
         return False
     made = {source}  # of the source, by statements in order
-    for s in kernel.statements[: number + 1]:
-        if any(name in made for name, _ in _accesses([s])):
+    for s, names in zip(statements[: number + 1], maker.read, strict=False):
+        if not made.isdisjoint(names):
             made.update(s.outs)
     return not made.isdisjoint(store.outs)
 

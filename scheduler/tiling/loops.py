@@ -245,7 +245,7 @@ def ordered(kernel: Kernel, touches: list[Touch], sizes: Sizes) -> Kernel:
         return total / norm if norm else -1.0
 
     outer = tuple(sorted(kernel.outer, key=weight, reverse=True))
-    fixed = any(s.kind in ("scan", "scatter") for s in kernel.statements)
+    fixed = any(s.kind in ("scan", "scatter", "block") for s in kernel.statements)
     inner = kernel.inner if fixed or kernel.rows else tuple(sorted(kernel.inner, key=weight, reverse=True))
     return replace(kernel, outer=outer, inner=inner)
 

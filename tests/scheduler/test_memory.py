@@ -9,6 +9,7 @@ from torch import Tensor
 
 from kgen.report.traffic import peak_memory
 from kgen.scheduler import Options
+from kgen.scheduler.analysis import memory
 from kgen.scheduler.analysis.memory import LiveBytes, is_less
 from kgen.verdict import Reason
 from tests.kernels import plans
@@ -74,3 +75,19 @@ def test_running_sums_are_stored_as_eager_has_them(gpu: bool) -> None:
     stored = [buffer for name, buffer in plan.graph.buffers.items() if name not in plan.local]
     assert len(stored) > 2
     assert {buffer.dtype for buffer in stored} == {torch.float32}
+
+
+def several(x: Tensor) -> list[Tensor]:
+    return [(x * k).sin() for k in range(1, 9)]
+
+
+def test_what_statements_read_is_found_one_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    """An unrolled loop is a kernel of hundreds of buffers: each pair of them was looked at anew, which took a minute."""
+    [kernel] = planned(several, torch.empty(4096)).kernels
+    maker = memory._Maker(kernel)
+    seen: list[int] = []
+    found = memory._accesses
+    monkeypatch.setattr(memory, "_accesses", lambda statements: seen.append(1) or found(statements))
+    for s in kernel.statements:
+        assert not memory._read_before(maker, "nothing", s)
+    assert len(seen) == len(kernel.statements)
