@@ -25,6 +25,7 @@ from kgen.counters import counters
 __all__ = ["CachedGraph", "CompiledGraph", "NotSerializable", "count_coverage", "entry_tag"]
 
 Strides = tuple[tuple[Any, ...] | None, ...]
+Storages = tuple[tuple[int, int], ...]
 
 
 class NotSerializable(Exception):
@@ -51,14 +52,16 @@ class CompiledGraph(Protocol):
 
 
 class CachedGraph(OutputCode):
-    """A `CompiledGraph` in the form that AOTAutograd calls, saves and loads."""
+    """A `CompiledGraph` in the form that AOTAutograd calls, saves and loads. `storages` are its arguments that are whole
+    storages, by position, and how many elements of each the graph knows of: traced storages end where the last view does."""
 
-    def __init__(self, graph: CompiledGraph) -> None:
+    def __init__(self, graph: CompiledGraph, storages: Storages = ()) -> None:
         super().__init__()
+        self.storages = storages
         self._boxed_call = True  # on the object, not the class: functools.wraps must carry it over
         self.kind: type[CompiledGraph] = type(graph)
         self.graph: CompiledGraph | None = graph
-        self.run: Callable[[list[Any]], Sequence[Any]] | None = _entry(graph)
+        self.run: Callable[[list[Any]], Sequence[Any]] | None = _entry(graph, storages)
         self.data = b""
         count_coverage(graph)
         follow = getattr(graph, "follow", None)
@@ -69,7 +72,7 @@ class CachedGraph(OutputCode):
         """Calls `graph` from the next call on. Until it is the final one, this is not it for AOTAutograd's cache."""
         if is_final:
             self.graph = graph
-        self.run = _entry(graph)
+        self.run = _entry(graph, self.storages)
 
     def __call__(self, inputs: Any) -> Any:
         return self.run(inputs)  # type: ignore[misc]
@@ -80,9 +83,9 @@ class CachedGraph(OutputCode):
         assert graph is not None
 
         def first(args: list[Any]) -> Sequence[Any]:
-            self.run = _entry(graph)
+            self.run = _entry(graph, self.storages)
             action()
-            return graph(args)
+            return self.run(args)
 
         self.run = first
 
@@ -98,7 +101,7 @@ class CachedGraph(OutputCode):
 
     def post_compile(self, example_inputs: Any, constants: Any, graph_kwargs: Any) -> None:
         self.graph = self.kind.deserialize(self.data)
-        self.run = _entry(self.graph)
+        self.run = _entry(self.graph, self.storages)
         self.data = b""
         if not graph_kwargs.get("is_backward"):
             counters.add("aot_cache_hit")
@@ -108,9 +111,18 @@ class CachedGraph(OutputCode):
         """Inductor's way to ship compiled Triton kernels; kgen's are inside `data`."""
 
 
-def _entry(graph: CompiledGraph) -> Callable[[list[Any]], Sequence[Any]]:
+def _entry(graph: CompiledGraph, storages: Storages) -> Callable[[list[Any]], Sequence[Any]]:
     """What a call of the graph comes to: for a tiny kernel, a Python frame less is a tenth of the time."""
-    return getattr(graph, "run", graph)
+    run: Callable[[list[Any]], Sequence[Any]] = getattr(graph, "run", graph)
+    if not storages:
+        return run
+
+    def of_known_elements(args: list[Any]) -> Sequence[Any]:
+        for position, length in storages:
+            args[position] = args[position][:length]
+        return run(args)
+
+    return of_known_elements
 
 
 def count_coverage(graph: CompiledGraph) -> None:

@@ -30,7 +30,7 @@ from torch._dynamo.backends.common import aot_autograd
 from torch._dynamo.utils import get_debug_dir
 from torch._functorch import config as functorch_config
 from torch._functorch import partitioners
-from torch._functorch._aot_autograd.descriptors import GradAOTOutput, InputMutationAOTOutput
+from torch._functorch._aot_autograd.descriptors import GradAOTOutput, InputMutationAOTOutput, SyntheticBaseAOTInput
 from torch._functorch._aot_autograd.schemas import OutputType, SerializableAOTDispatchCompiler, SubclassCreationMeta
 from torch._functorch.partitioners import OpTypes, min_cut_rematerialization_partition
 from torch._guards import TracingContext, detect_fake_mode
@@ -280,10 +280,17 @@ def _compile(compile_graph: Compile, role: str, paths: Paths, gm: GraphModule, e
         compiled = compile_graph(gm, info)
     if role != "backward":
         _report_output_strides(compiled.output_strides)
-    graph = CachedGraph(compiled)
+    graph = CachedGraph(compiled, tuple(_storages(gm)) if role != "backward" else ())
     if role == "backward" and not _tracing.get():
         _save_lazy_backward(graph)
     return graph
+
+
+def _storages(gm: GraphModule) -> Iterator[tuple[int, int]]:
+    """Positions and lengths of arguments that AOTAutograd makes of the storage of several inputs."""
+    for position, node in enumerate(gm.graph.find_nodes(op="placeholder")):
+        if isinstance(node.meta.get("desc"), SyntheticBaseAOTInput) and isinstance(length := node.meta["val"].shape[0], int):
+            yield position, length
 
 
 def _donate_nothing() -> None:

@@ -14,7 +14,7 @@ from itertools import islice
 from kgen import errors
 from kgen.ir import index as ix
 from kgen.ir import nodes as ir
-from kgen.ir.index import Expr, Sizes
+from kgen.ir.index import Atom, Expr, Sizes
 from kgen.ir.values import Index
 from kgen.scheduler.analysis.items import Group, Item, Members
 from kgen.scheduler.analysis.loop_alignment import Space, align, identity_space, in_rows, same_points
@@ -275,13 +275,17 @@ class Fuser:
 
         if not group.inner or not all(item.inner and is_free(item) for item in group.items):
             return group
-        outer = group.outer + group.inner
+        # under their old names they could be taken for the loops of the matmul's sum
+        fresh = [ix.var(f"x{k}", v.extent) for k, v in enumerate(group.inner, len(group.outer))]
+        outer = (*group.outer, *fresh)
+        renamed: dict[Atom, Expr] = {v: f.expr() for v, f in zip(group.inner, fresh, strict=True)}
+
+        def freed(item: Item) -> Item:
+            rank = item.turn(group.inner) if item.is_update and not any_order else item.rank
+            return replace(replace(item, rank=rank, in_order=False).substituted(renamed, outer, ()), inner=())
 
         def members() -> Members:
-            items = [replace(item, outer=outer, inner=(), in_order=False) for item in group.items]
-            if not any_order:
-                items = [replace(item, rank=item.turn(group.inner)) if item.is_update else item for item in items]
-            return Members.of(items)
+            return Members.of([freed(item) for item in group.items])
 
         return replace(group, outer=outer, inner=(), members=memoised(("free", group.members, any_order), members))
 

@@ -79,6 +79,20 @@ def test_the_cache_knows_of_the_storage() -> None:
         assert torch.equal(base[:12], torch.arange(12.0) + 1)
 
 
+@pytest.mark.parametrize("options", [{"cache": False}, {"cache": False, "gpu_interpreter": True}], ids=["cpp", "triton"])
+def test_a_storage_that_goes_on_behind_the_views(options: dict[str, Any]) -> None:
+    """The storage that AOTAutograd traces with ends where the last detached view does."""
+
+    def detached() -> tuple[Tensor, Tensor, Tensor]:
+        base = torch.arange(144.0).reshape(12, 12)
+        return base[:6].detach(), base[1:7].detach(), base
+
+    wanted, given = detached(), detached()
+    made = torch.compile(written, backend="kgen", options=options)(*given[:2])
+    for one, other in zip((*made, *given), (*written(*wanted[:2]), *wanted), strict=True):
+        assert torch.equal(one, other)
+
+
 def test_only_tensors_that_share_a_storage_have_views() -> None:
     base = torch.zeros(6)
     assert shared_views([base, 3, torch.zeros(2), torch.eye(3).to_sparse()]) == ()

@@ -73,6 +73,8 @@ CASES = {
                           lambda: (r(70, 50), r(50, 64), torch.randint(0, 30, (70,))), triton=2, cpp=2),
     "columns put elsewhere": Case(lambda x, w, i: x.new_zeros(70, 90).scatter(1, i, x @ w),
                                   lambda: (r(70, 50), r(50, 64), torch.rand(70, 90).argsort(1)[:, :64]), triton=2, cpp=2),
+    "windows added up, as high as the sum is long": Case(lambda w, x: F.fold(w @ x, (19, 13), 7, stride=6),
+                                                         lambda: (r(98, 7), r(7, 6)), triton=2, cpp=3),
     "sum of exponentials": Case(lambda x, w: (x @ w).exp().sum(-1), x_w(), triton=2, cpp=2),
     "weights' gradient and the bias'": Case(lambda dy, x: (dy.t() @ x, dy.sum(0)), lambda: (r(70, 64), r(70, 50))),
 }  # fmt: skip

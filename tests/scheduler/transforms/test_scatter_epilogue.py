@@ -107,6 +107,9 @@ CASES: dict[str, tuple[Callable[..., Any], tuple[Tensor, ...]]] = {
                                              (*X_W, r(230, 9), indices(9, 230, 150))),
     "rows of two dimensions": (lambda x, w, t, i: t.index_put((i,), (x @ w).view(23, 10, 150), accumulate=True),
                                (*X_W, r(9, 150), indices(9, 23, 10))),
+    "rows of two dimensions, one as long as the sum": (
+        lambda x, w, t, i: t.index_put((i,), (x @ w).view(23, 10, 150), accumulate=True),
+        (r(230, 23), r(23, 150), r(9, 150), indices(9, 23, 10))),
     "the matmul kept": (lambda x, w, t, i: ((c := x @ w), t.index_add(0, i, c.relu())), (*X_W, r(9, 150), indices(9, 230))),
     "bias and a cast": (lambda x, w, t, i, v: t.index_add(0, i, F.silu(x @ w + v).double()),
                         (*X_W, r(9, 150).double(), indices(9, 230), r(150))),
@@ -128,7 +131,13 @@ CASES: dict[str, tuple[Callable[..., Any], tuple[Tensor, ...]]] = {
     "nothing to sum": (lambda x, w, t, i: t.index_add(0, i, x @ w), (r(70, 0), r(0, 50), r(9, 50), indices(9, 70))),
 }  # fmt: skip
 FEW = ("few rows", "few rows, by columns", "few columns", "one column")
-FAST = ("rows added", "the last one wins", "a place for each element, by columns", "batches and rows")
+FAST = (
+    "rows added",
+    "rows of two dimensions, one as long as the sum",
+    "the last one wins",
+    "a place for each element, by columns",
+    "batches and rows",
+)
 
 
 @pytest.mark.parametrize("name", slow_but(lambda name: name in FAST, CASES))
