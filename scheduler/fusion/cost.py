@@ -150,12 +150,14 @@ def _repeats_row_values(graph: ir.Graph, sizes: Sizes, a: Members, b: Members, s
     if length > SHORT_ROW or (not in_rows and length <= MOST_POINTS):
         return False  # threads have many points of a long row; one thread may have a short one
     threads = min(-(-length // OF_A_THREAD) if in_rows else length, OF_A_ROW)
-    own = sum(item.cost * (length if item.inner else threads) for item in points.items) * count
+    of_points = sum(item.cost for item in points.items if item.inner) * length * count
+    # with what the points' kernel has of rows already: it grew by one small step after the other
+    of_rows = (rows.cost + sum(item.cost for item in points.items if not item.inner)) * count
     shared = points.touched if len(points.touched) < len(rows.touched) else rows.touched
     moved = [sum(sizes.bytes(graph.buffers[name]) for name in one.touched) for one in (rows, points)]
     both = sum(sizes.bytes(graph.buffers[name]) for name in shared if name in points.touched and name in rows.touched)
-    apart = max(rows.cost * count, moved[0] * operations) + max(own, moved[1] * operations) + A_LAUNCH * operations
-    return max(rows.cost * count * threads + own, (sum(moved) - 2 * both) * operations) > apart
+    apart = max(of_rows, moved[0] * operations) + max(of_points, moved[1] * operations) + A_LAUNCH * operations
+    return max(of_rows * threads + of_points, (sum(moved) - 2 * both) * operations) > apart
 
 
 def _flows(a: Members, b: Members) -> bool:

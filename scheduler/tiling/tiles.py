@@ -772,15 +772,13 @@ def _lightened_walk(kernel: Kernel, blocks: Blocks, programs: int) -> Blocks:
 
 
 def _kept_registers(kernel: Kernel) -> int:
-    """What a thread keeps of each of its points from step to step along a row, in registers."""
+    """What a thread keeps of each of its points from step to step along a row, in registers, and what functions take."""
     kept: dict[int, int] = {}
     for s in kernel.statements:
         if s.kind == "reduction":
             width = max(1, s.value.dtype.itemsize // REGISTER) * len(s.outs)
             kept[s.section] = kept.get(s.section, 0) + width
-    positions = any(s.kind == "reduction" and s.op in ("argmax", "argmin") for s in kernel.statements)
-    more = HEAVY_REGISTERS if positions and cost_of_a_point(kernel) >= HEAVY else 0
-    return max(kept.values(), default=0) + more
+    return max(kept.values(), default=0) + (HEAVY_REGISTERS if cost_of_a_point(kernel) >= HEAVY else 0)
 
 
 def _with_warps_for_scans(kernel: Kernel, blocks: Blocks) -> Blocks:

@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import torch
 from torch import Tensor
 
 from kgen.ir.plan import members
 from kgen.verdict import Outcome, Reason
 from tests.scheduler.selection.test_safe_choices import planned
+from tools.replay_adapter import Texts, door, rendering
+from tools.replay_corpus import Case
+from tools.replay_graphs import call
 
 ROWS, LENGTH = 1 << 20, 17
 
@@ -47,3 +52,23 @@ def test_others_stay_with_their_rows() -> None:
     assert kernels(scaled, *args()) == 1
     assert kernels(placed, *args(1 << 10)) == 1  # a launch takes longer
     assert kernels(normal, torch.empty(ROWS, LENGTH)) == 1
+
+
+def smoothed(y: Tensor, season: Tensor, rate: Tensor) -> Tensor:
+    """A recurrence along short rows; gradients of its steps are placed in a row one after the other."""
+    seasons, level, errors = list(season.unbind(1)), y[:, 0], []
+    for t in range(1, y.shape[1]):
+        k = t % season.shape[1]
+        errors.append(y[:, t] - level - seasons[k])
+        level = rate * (y[:, t] - seasons[k]) + (1 - rate) * level
+        seasons[k] = rate * (y[:, t] - level) + (1 - rate) * seasons[k]
+    return torch.stack(errors, 1).square().mean()
+
+
+def test_values_of_rows_do_not_gather_in_a_kernel_of_points() -> None:
+    """Each of them is cheap, and all of them together take longer than a launch: the kernel of points has few."""
+    made: list[Texts] = []
+    case = Case("smoothed", lambda: (smoothed, [torch.empty(30011, n) for n in (30, 6)] + [torch.empty(30011)]), trains=True)
+    call(case, "gpu", door({}), partial(rendering, made.append))
+    of_rows, of_points = (len(text.splitlines()) for text in made[1].kernels.values())
+    assert of_points < of_rows / 2
