@@ -31,8 +31,10 @@ from kgen.lowering.scatter import full
 from kgen.lowering.separable_windows import gathered_sums, is_separable, separate_windows
 from kgen.lowering.tensor import Tensor, at, convert, indices, reindex
 from kgen.lowering.views import result_sizes
-from kgen.lowering.windows import MAX_UNROLLED, STORED, Windows, inside
+from kgen.lowering.windows import MAX_UNROLLED, Windows, inside
 
+# Loads from the L1 cache that take as long as storing an element and loading it from L2.
+STORED = 16
 # Operations of an element that all windows but one compute again, at most: a trip through memory takes less time than more.
 MOST_AGAIN = 64
 

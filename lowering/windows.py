@@ -25,8 +25,6 @@ from kgen.lowering.views import axis
 
 # Elements of a window that are written out.
 MAX_UNROLLED = 32
-# Loads from the L1 cache that take as long as storing an element and loading it from L2.
-STORED = 16
 # Elementary operations of all terms, up to which a sum is written out.
 MOST_COST = 64
 

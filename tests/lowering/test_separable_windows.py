@@ -19,7 +19,8 @@ def windows(size, stride, padding=(0, 0)):
     ("size", "stride", "expected"),
     [
         ((3, 3), (1, 1), False),
-        ((5, 5), (1, 1), False),
+        ((4, 4), (1, 1), False),
+        ((5, 5), (1, 1), True),
         ((7, 7), (1, 1), True),
         ((1, 99), (1, 1), False),
         ((7, 7), (7, 7), False),  # nobody shares: each element is read one time
