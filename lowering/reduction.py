@@ -25,8 +25,7 @@ from kgen.lowering.unbacked import check
 
 Dims = Sequence[int] | int | None
 
-# The largest numbers of narrow types, and of 32 bits.
-LARGEST = {torch.bool: 1, torch.uint8: 255, torch.int8: 128, torch.int16: 32768}
+# The largest number of 32 bits.
 INT32 = (1 << 31) - 1
 # A value that several loops read is stored first when it costs more than this many additions.
 CHEAP = 6
@@ -104,17 +103,10 @@ def total(b: Builder, x: Tensor, dim: Dims = None, keepdim: bool = False, *, dty
     picked = one_hot_sum(b, x, dims)
     if picked is not None:
         return drop(picked, dims, keepdim)
-    if x.dtype is torch.int64 and _fits_32(given.dtype, count(x, dims)):
+    if given.dtype is torch.bool and x.dtype is torch.int64 and ix.within(count(x, dims), INT32):
+        # what holds is counted in 32 bits, which take half the registers and instructions
         return convert(reduce(b, "sum", convert(given, torch.int32), dims, keepdim), x.dtype)
     return reduce(b, "sum", x, dims, keepdim)
-
-
-def _fits_32(dtype: torch.dtype, terms: Expr) -> bool:
-    """Whether so many numbers of a type have a sum of 32 bits, which takes half the registers and instructions: such as counts
-    of what holds."""
-    if dtype not in LARGEST:
-        return False
-    return ix.within(terms, INT32 // LARGEST[dtype])
 
 
 def product(b: Builder, x: Tensor, dim: Dims = None, keepdim: bool = False, *, dtype: torch.dtype | None = None) -> Tensor:

@@ -46,8 +46,13 @@ def separate_windows(b: Builder, op: str, x: Tensor, windows: Windows) -> Tensor
 
 def _cheapest(windows: Windows) -> tuple[int, tuple[int, ...]]:
     """(loads of an element of the result, the order of the dimensions) at the least cost."""
+    return min((_cost(order, windows), order) for order in itertools.permutations(_windowed(windows)))
+
+
+def _windowed(windows: Windows) -> list[int]:
+    """The dimensions along which a window is more than its element."""
     rows = [n for n, size in enumerate(windows.size) if size > 1 or windows.stride[n] > 1 or windows.padding[n]]
-    return min((_cost(order, windows), order) for order in itertools.permutations(rows or [windows.rank - 1]))
+    return rows or [windows.rank - 1]
 
 
 def _cost(order: Sequence[int], windows: Windows) -> int:
@@ -71,9 +76,8 @@ def gathered_sums(b: Builder, shares: Tensor, windows: Windows) -> Tensor:
     """What the windows that contain an element give it, in all; `shares` is what a window gives each of its elements. Windows
     have no dilation. The result has the shape `windows.sizes`."""
     covering = windows.covering()
-    rows = [n for n in range(windows.rank) if windows.out[n] is not windows.extents[n] or covering[n] > 1]
     # the dimension that grows most is the last one: what is stored before it is small
-    for n in sorted(rows or [0], key=lambda n: windows.stride[n]):
+    for n in sorted(_windowed(windows), key=lambda n: windows.stride[n]):
         shares = _combined(
             b, "sum", shares, shares.rank - windows.rank + n, windows.extents[n], covering[n], _containing(windows, n)
         )
