@@ -16,7 +16,16 @@ from tools.replay_adapter import Texts, door, rendering
 from tools.replay_corpus import Case
 from tools.replay_graphs import call
 
-__all__ = ["combo_call", "decisions", "cpp_function", "cpp_text", "gpu_call", "step_text", "texts_of_a_gpu"]
+__all__ = [
+    "combo_call",
+    "decisions",
+    "cpp_function",
+    "cpp_text",
+    "gpu_call",
+    "step_text",
+    "texts_of_a_gpu",
+    "training_texts_of_a_gpu",
+]
 
 
 def decisions(graph: ir.Graph, register_bytes: int = 64, options: Options | None = None) -> StepChoices:
@@ -60,7 +69,17 @@ def combo_call(batch: ComboKernel, tilings: Sequence[Tiling], graph: ir.Graph, s
 
 def texts_of_a_gpu(function: Callable[..., Any], *args: Any, options: dict[str, Any] | None = None) -> Texts:
     """What the inference graph of a function becomes for a GPU that need not be here; `args` have no data."""
-    made: list[Texts] = []
-    call(Case(function.__name__, lambda: (function, list(args))), "gpu", door(options or {}), partial(rendering, made.append))
-    [found] = made
+    [found] = _texts(Case(function.__name__, lambda: (function, list(args))), options)
     return found
+
+
+def training_texts_of_a_gpu(function: Callable[..., Any], *args: Any) -> tuple[Texts, Texts]:
+    """The same of its forward and backward graphs."""
+    forward, backward = _texts(Case(function.__name__, lambda: (function, list(args)), trains=True))
+    return forward, backward
+
+
+def _texts(case: Case, options: dict[str, Any] | None = None) -> list[Texts]:
+    made: list[Texts] = []
+    call(case, "gpu", door(options or {}), partial(rendering, made.append))
+    return made

@@ -2,17 +2,13 @@
 
 from __future__ import annotations
 
-from functools import partial
-
 import torch
 from torch import Tensor
 
 from kgen.ir.plan import members
 from kgen.verdict import Outcome, Reason
+from tests.rendering import training_texts_of_a_gpu
 from tests.scheduler.selection.test_safe_choices import planned
-from tools.replay_adapter import Texts, door, rendering
-from tools.replay_corpus import Case
-from tools.replay_graphs import call
 
 ROWS, LENGTH = 1 << 20, 17
 
@@ -67,8 +63,6 @@ def smoothed(y: Tensor, season: Tensor, rate: Tensor) -> Tensor:
 
 def test_values_of_rows_do_not_gather_in_a_kernel_of_points() -> None:
     """Each of them is cheap, and all of them together take longer than a launch: the kernel of points has few."""
-    made: list[Texts] = []
-    case = Case("smoothed", lambda: (smoothed, [torch.empty(30011, n) for n in (30, 6)] + [torch.empty(30011)]), trains=True)
-    call(case, "gpu", door({}), partial(rendering, made.append))
-    of_rows, of_points = (len(text.splitlines()) for text in made[1].kernels.values())
+    _, backward = training_texts_of_a_gpu(smoothed, torch.empty(30011, 30), torch.empty(30011, 6), torch.empty(30011))
+    of_rows, of_points = (len(text.splitlines()) for text in backward.kernels.values())
     assert of_points < of_rows / 2
