@@ -104,7 +104,7 @@ class _Recomputing(KernelTemplate):
         dots = DOTS.get((config.BLOCK_M, config.BLOCK_N, config.WARPS), OTHER_DOTS)
         share = attention_estimate.made_share(problem, config, problem.template.implements.middles[-1])
         made = share * problem.flops / problem.rate / dots
-        idle = max(1.0, problem.device.compute_units / _programs(problem, config))
+        idle = attention_estimate.idle_factor(problem, _programs(problem, config))
         return LAUNCH + max(idle * made, moved / problem.device.bandwidth)
 
     def is_measured(self, sizes: MatrixSizes, arch: int) -> bool:

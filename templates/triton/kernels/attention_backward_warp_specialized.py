@@ -338,5 +338,5 @@ def _seconds(problems: Sequence[Problem], config: Config) -> float:
     tiles = math.ceil(first.size("m") / rows.BLOCK_M)
     made = tiles * rows.BLOCK_M / first.size("m")  # those past the end are made, too
     share = made * attention_estimate.made_share(first, rows, _step(first))
-    idle = max(1.0, first.device.compute_units / (first.size("b") * tiles))
+    idle = attention_estimate.idle_factor(first, first.size("b") * tiles)
     return LAUNCH + max(idle * share * flops / first.rate / dots, moved / first.device.bandwidth)

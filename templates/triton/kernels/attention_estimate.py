@@ -108,6 +108,11 @@ def _tile(problem: Problem, config: Config, widths: tuple[int, int], together: i
     return max(dots, softmax) + beside * min(dots, softmax)
 
 
+def idle_factor(problem: Problem, programs: int) -> float:
+    """How many times longer so many programs take than as many as there are SMs, one each at least."""
+    return max(1.0, problem.device.compute_units / programs)
+
+
 def slot_work(problem: Problem, config: Config, filled: bool = False) -> float:
     """Elementary operations of the slot for a score, of all tiles' scores on average; `filled` as in `seconds`."""
     counts = _counts(problem, config, filled)
