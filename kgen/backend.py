@@ -416,6 +416,7 @@ class Passes:
         if _may_lay_out(gm, self.config):
             gm = self.attempt(laid_out, gm, gm)
         gm = _expanded(gm, decompositions.TRAINED)
+        gm = self.attempt(interleaved, gm, gm) if _calls(gm, torch.ops.aten.slice_scatter.default) else gm
         if _has_large_logits(gm, self.config):
             gm = self.attempt(in_runs, gm, gm)
         if _calls(gm, torch.ops.aten.exp.default):
@@ -432,6 +433,8 @@ class Passes:
             from kgen.capture.as_strided import name_owners  # noqa: PLC0415  few graphs have such views
 
             gm = name_owners(gm)
+        if info.role == "inference" and _calls(gm, torch.ops.aten.slice_scatter.default):
+            gm = self.attempt(interleaved, gm, gm)
         if info.role == "inference" and _calls(gm, torch.ops.aten.exp.default):
             gm = self.attempt(masked_weights, gm, gm)
             gm = self.attempt(without_sinks, gm, gm)
@@ -471,6 +474,13 @@ def recomputed_scores(gm: GraphModule, config: Config) -> GraphModule:
     from kgen.capture.recompute_scores import recompute_scores  # noqa: PLC0415  only where something is a softmax
 
     return recompute_scores(gm, partial(_takes_both, config), as_eager=config.numerics != "fast")
+
+
+def interleaved(gm: GraphModule, _config: Config) -> GraphModule:
+    """The graph with a stack in the place of writes at every k-th element that fill a tensor between them."""
+    from kgen.capture.interleaved import stack_interleaved_writes  # noqa: PLC0415  few graphs write so
+
+    return stack_interleaved_writes(gm)
 
 
 def masked_weights(gm: GraphModule, config: Config) -> GraphModule:
