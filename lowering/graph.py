@@ -31,7 +31,7 @@ from kgen.lowering.fused_calls import note_fused_calls
 from kgen.lowering.narrow_values import store_narrow
 from kgen.lowering.operation import OperatorAxes, lower_operator
 from kgen.lowering.results import Results, owners_of_results
-from kgen.lowering.row_values import MIN_REPEATS, remaining_cost, row_cost, with_row_values_stored
+from kgen.lowering.row_values import FEW_REPEATS, MIN_REPEATS, remaining_cost, row_cost, stores_few, with_row_values_stored
 from kgen.lowering.short_axes import unroll_short_axes
 from kgen.lowering.stencils import recompute_in_stencils
 from kgen.lowering.summed_scatters import add_to_sums
@@ -367,10 +367,11 @@ class _Lowering:
         if not kept and (result.value.op == "load" or not self._should_store(read, result)):
             return result
         cheap = _cheap_on_gpu(read, result) if self._is_large_on_gpu(result) else CHEAP
-        if self.context.inlining and remaining_cost(result) <= cheap and not self._is_multiplied(read):
-            thin = with_row_values_stored(self.builder, result)
-            if not self._should_store(read, thin):
-                return thin
+        for repeats in (MIN_REPEATS, FEW_REPEATS) if self.context.inlining and not self._is_multiplied(read) else ():
+            if remaining_cost(result, repeats) <= cheap and (repeats == MIN_REPEATS or stores_few(result, repeats)):
+                thin = with_row_values_stored(self.builder, result, repeats=repeats)
+                if not self._should_store(read, thin):
+                    return thin
         return self._stored_narrow(node, result) or self.builder.realize(result)
 
     def _with_dear_rows_stored(self, tensor: Tensor) -> Tensor:

@@ -16,15 +16,15 @@ from kgen.lowering.tensor import Tensor, axes
 
 # A load and an operation: what costs no more is computed again.
 CHEAP = 2
-# Elements of a row at least.
-MIN_REPEATS = 16
+# Elements of a row at least; and where a tensor is stored otherwise, whose rows have fewer numbers than it has.
+MIN_REPEATS, FEW_REPEATS = 16, 2
 # Of these a value may depend that guards them.
 BOUND = ("assert", *ops.RANDOM)
 
 
-def with_row_values_stored(b: Builder, tensor: Tensor, least: int = 0) -> Tensor:
-    """The tensor, with its values of rows in buffers of their own: those that cost so much at least."""
-    row_values = {value for value in _row_values(tensor) if vs.total_cost([value]) >= least}
+def with_row_values_stored(b: Builder, tensor: Tensor, least: int = 0, repeats: int = MIN_REPEATS) -> Tensor:
+    """The tensor, with its values of rows of so many elements in buffers of their own: those that cost so much at least."""
+    row_values = {value for value in _row_values(tensor, repeats) if vs.total_cost([value]) >= least}
     if not row_values:
         return tensor
 
@@ -34,9 +34,16 @@ def with_row_values_stored(b: Builder, tensor: Tensor, least: int = 0) -> Tensor
     return tensor.with_value(vs.rewrite([tensor.value], visit)[tensor.value])
 
 
-def remaining_cost(tensor: Tensor) -> int:
-    """What the tensor costs once its values of rows are in memory."""
-    row_values = _row_values(tensor)
+def stores_few(tensor: Tensor, repeats: int) -> bool:
+    """Whether its values of rows of so many elements have half of its elements at most: others move no less than it does."""
+    sizes = ([v.extent for v in tensor.axes if v in one.variables()] for one in _row_values(tensor, repeats))
+    numbers, elements = [ix.product(own).as_int() for own in sizes], tensor.numel().as_int()
+    return elements is not None and None not in numbers and 2 * sum(n for n in numbers if n) <= elements
+
+
+def remaining_cost(tensor: Tensor, repeats: int = MIN_REPEATS) -> int:
+    """What the tensor costs once its values of rows of so many elements are in memory."""
+    row_values = _row_values(tensor, repeats)
     seen: set[Value] = set()
     pending, cost = [tensor.value], 0
     while pending:
@@ -53,7 +60,7 @@ def row_cost(tensor: Tensor) -> int:
     return max((vs.total_cost([value]) for value in _row_values(tensor)), default=0)
 
 
-def _row_values(tensor: Tensor) -> set[Value]:
+def _row_values(tensor: Tensor, repeats: int = MIN_REPEATS) -> set[Value]:
     """The largest values in it that vary along some of its dimensions only, and cost more than a load."""
     found: set[Value] = set()
     seen: set[Value] = set()
@@ -63,18 +70,18 @@ def _row_values(tensor: Tensor) -> set[Value]:
         if value in seen:
             continue
         seen.add(value)
-        if _repeats(tensor, value) and vs.total_cost([value]) > CHEAP and vs.loads([value]) and _is_free(value):
+        if _repeats(tensor, value, repeats) and vs.total_cost([value]) > CHEAP and vs.loads([value]) and _is_free(value):
             found.add(value)
         else:
             pending += value.args
     return found
 
 
-def _repeats(tensor: Tensor, value: Value) -> bool:
+def _repeats(tensor: Tensor, value: Value, repeats: int) -> bool:
     """Whether it is of a row: one number of the whole tensor is computed where it is read, by many kernels at once."""
     varies = value.variables()
     rows = any(v in varies and v.extent != 1 for v in tensor.axes)
-    return rows and any(v not in varies and ix.lower_bound(v.extent) >= MIN_REPEATS for v in tensor.axes)
+    return rows and any(v not in varies and ix.lower_bound(v.extent) >= repeats for v in tensor.axes)
 
 
 def _is_free(value: Value) -> bool:

@@ -49,3 +49,21 @@ def test_dear_values_of_rows_are_stored_on_a_gpu() -> None:
 def test_few_elements_compute_them_again() -> None:
     args = [torch.arange(80).view(4, 20) * 7919 % 50257, torch.arange(1, 9) * 31]
     assert stored(hashes, args) == stored(hashes, args, gpu=False)
+
+
+def pulls(x: Tensor, a: Tensor) -> tuple[Tensor, Tensor]:
+    """Forces between pairs of points, added up over either of the two: three numbers of a pair share what is dear."""
+    apart = x[:, None] - x[None]
+    near = torch.exp(-(apart.square().sum(-1) + 0.1).sqrt()) * torch.tanh(a[:, None] * a)
+    of_pairs = near[..., None] * apart
+    return of_pairs.sum(0), of_pairs.sum(1)
+
+
+def test_few_numbers_of_a_row_are_made_of_it_by_each_reader() -> None:
+    """With rows in memory, nothing of three times their size is stored."""
+    args = [torch.randn(20, 3), torch.randn(20)]
+    made = lower(capture(pulls, tuple(args), "fake"), LoweringContext(gpu_everywhere=True))
+    sizes = [one.sizes for one in made.buffers.values() if one.kind == "intermediate"]
+    assert max(len(size) for size in sizes) == 2
+    for got, want in zip(flat(evaluate_graph(made, args)), flat(pulls(*args)), strict=True):
+        torch.testing.assert_close(got, want)
