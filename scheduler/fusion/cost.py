@@ -32,6 +32,8 @@ OF_THEIR_OWN = 16
 # Threads of a row that compute what belongs to the row, each for itself, and the longest row that is shared so; points of a
 # thread where rows are reduced; and the bytes that move in a launch's time.
 OF_A_ROW, SHORT_ROW, OF_A_THREAD, A_LAUNCH = 32, 64, 4, 6 << 20
+# How an access goes through memory, as seen from a row; and the fewest neighbours that make good use of a sector.
+ALONG, ACROSS, FEWEST_BESIDE = "along", "across", 8
 # Points of a row from which on it matters how many programs walk rows.
 LONG_WALK = 1024
 
@@ -95,6 +97,8 @@ def unprofitable(graph: ir.Graph, sizes: Sizes, a: Members, b: Members, space: S
         return Reason.BOTH_IN_MEMORY
     if inner and limits.operations and _repeats_row_values(graph, sizes, a, b, space, limits.operations):
         return Reason.ROW_VALUES
+    if inner and limits.turned_tile and _lie_across(graph, sizes, a, b, space):
+        return Reason.LAYOUT_CONFLICT
     joined = sorted(a.items + b.items, key=lambda i: i.position) if inner else []
     if inner and _revisits(joined):
         reason = _repeated_walk(_Walk.of(graph, joined, space), sizes, limits)
@@ -177,6 +181,16 @@ def _would_wait(graph: ir.Graph, sizes: Sizes, a: Members, b: Members, much: int
     return least > much and least > OF_THEIR_OWN * sum(sizes.bytes(graph.buffers[name]) for name in shared)
 
 
+def _lie_across(graph: ir.Graph, sizes: Sizes, a: Members, b: Members, space: Space) -> bool:
+    """Whether neither of the two reads much that the other one makes, one goes along rows of memory, and the other one across
+    them: as two kernels each has the tile that moves full sectors."""
+    flowing = (a.made.keys() & b.reads.keys()) | (b.made.keys() & a.reads.keys())
+    if sum(sizes.bytes(graph.buffers[name]) for name in flowing) >= A_LAUNCH:
+        return False
+    ways = [_Walk.of(graph, list(one.items), space).ways(sizes) for one in (a, b)]
+    return ways in ([{ALONG}, {ACROSS}], [{ACROSS}, {ALONG}])
+
+
 @dataclass(frozen=True, slots=True)
 class _Touch:
     """An access: its element size in bytes, its offset, and whether it reads."""
@@ -208,6 +222,17 @@ class _Walk:
         if mapping:
             touches = [replace(t, offset=ix.substitute(t.offset, mapping)) for t in touches]
         return _Walk(outer, inner, tuple(touches))
+
+    def ways(self, sizes: Sizes) -> set[str]:
+        """How the accesses that move much go through memory: with neighbours along inner loops, or along outer ones."""
+        found = set()
+        for touch in self.touches:
+            varying = [v for v in (*self.outer, *self.inner) if _stride(touch.offset, v, sizes)]
+            if not any(v in varying for v in self.inner) or sizes.points(varying) * touch.itemsize < A_LAUNCH:
+                continue
+            beside = [v for v in varying if _stride(touch.offset, v, sizes) == 1 and sizes.of(v.extent) >= FEWEST_BESIDE]
+            found |= {ALONG if v in self.inner else ACROSS for v in beside}
+        return found
 
 
 def _repeated_walk(walk: _Walk, sizes: Sizes, limits: Limits) -> Reason | None:

@@ -39,6 +39,8 @@ MOST_ALIVE = 32
 MANY_LOADS = 4
 # Lanes that may share a result, and reductions that join lanes within groups.
 GROUPS = (2, 4, 8, 16, 32)
+# Neighbours of a short run, and how many times as much has to lie in longer ones that these go inside.
+SHORT_RUN, FAR_MORE = 4, 16
 MAX_TURNS = 8  # loops are split at most so often
 GROUP_OPS = ("sum", "prod", "max", "min", "welford")
 # Tasks that outer loops must leave for the threads before another outer loop may become lanes.
@@ -244,10 +246,23 @@ def ordered(kernel: Kernel, touches: list[Touch], sizes: Sizes) -> Kernel:
                 norm += share
         return total / norm if norm else -1.0
 
-    outer = tuple(sorted(kernel.outer, key=weight, reverse=True))
+    outer = _with_long_runs(tuple(sorted(kernel.outer, key=weight, reverse=True)), touches, sizes)
     fixed = any(s.kind in ("scan", "scatter", "block") for s in kernel.statements)
     inner = kernel.inner if fixed or kernel.rows else tuple(sorted(kernel.inner, key=weight, reverse=True))
     return replace(kernel, outer=outer, inner=inner)
+
+
+def _with_long_runs(loops: tuple[Var, ...], touches: list[Touch], sizes: Sizes) -> tuple[Var, ...]:
+    """The loops with a short last one before the one in front of it, where that has far more side by side in memory: three
+    coordinates of each point are nothing beside all pairs of points."""
+
+    def beside(v: Var) -> int:
+        return sum(t.distinct for t in touches if stride_along(t.offset, v, sizes) in (1, -1))
+
+    if len(loops) < 2 or sizes.of(loops[-1].extent) > SHORT_RUN:
+        return loops
+    most = max(sum(t.distinct for t in touches) // 2, FAR_MORE * beside(loops[-1]))
+    return (*loops[:-2], loops[-1], loops[-2]) if beside(loops[-2]) > most else loops
 
 
 def _log2(x: int) -> float:

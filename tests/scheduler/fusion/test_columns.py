@@ -468,3 +468,28 @@ def test_long_rows_with_vectors_of_columns_carry_no_sums(columns: int, carried: 
     plan = plan_of(weighted, r(600, columns), r(600, columns), r(columns), r(columns))
     assert len(carriers(plan)) == carried
     assert carried or Reason.TOO_LARGE in reasons(plan, Outcome.UNPROFITABLE)
+
+
+@pytest.mark.parametrize(("length", "kernels"), [(64, 1), (4096, 3)])
+def test_sums_along_rows_and_across_them_are_kernels_of_their_own(length: int, kernels: int) -> None:
+    """They have a small operand in common, by which their loops align. Together either would read an element of each sector."""
+
+    def sums(pairs: Tensor, x: Tensor) -> tuple[Tensor, Tensor]:
+        apart = x[:, None] - x[None]
+        return (pairs[..., None] * apart).sum(1), (pairs.t()[..., None] * apart).sum(1)
+
+    found = plans(sums, r(length, length), r(length, 3), options=Options(gpu_everywhere=True))
+    assert found.kernels == kernels, [str(v) for v in found.forward.verdicts]
+    assert any(v.reason is Reason.LAYOUT_CONFLICT for v in found.forward.verdicts) == (kernels > 1)
+
+
+def test_three_numbers_of_a_point_are_no_lanes_of_pairs() -> None:
+    """A sum across rows goes on along these, and not along three numbers that belong to each of their points."""
+
+    def across(pairs: Tensor, x: Tensor) -> Tensor:
+        return (pairs.t()[..., None] * (x[:, None] - x[None])).sum(1)
+
+    plan = plan_of(across, r(4096, 4096), r(4096, 3))
+    tiling = choose_tiles(plan.kernels[0], plan.graph, Sizes({}), Gpu())
+    assert tiling.x[-1].extent.as_int() == 4096
+    assert tiling.blocks.x >= 32
