@@ -26,6 +26,9 @@ class Rate:
 
 # 11 x 11 taps 101 us, 3 x 3 125 us and 5 x 5 225 us; 3 x 3 27 us and 5 x 5 50 us; 11 x 11 taps 161 us (4 x 4 took 428).
 APART, FAST, SLOW = Rate(0.69e-9, 0.066e-9), Rate(0.09e-9, 0.015e-9), Rate(0.0, 0.114e-9)
+# Fast ones of more taps than these: 7 x 7 of 96 channels of 56 x 56 took 82 us, of 192 of 28 x 28 46, of 384 of 14 x 14 24
+# (2026-11-30, bench.regret --kernels).
+FAST_TAPS, FAST_OF_MORE = 25, Rate(0.09e-9, 0.0225e-9)
 # Of windows of one axis, whose channels lie side by side (2026-11-29): 31 taps 72 us, 15 taps 66 us, 9 taps in float32 122 us.
 LINES = Rate(2.2e-9, 0.044e-9)
 LINE_RANK = 3
@@ -53,4 +56,6 @@ def _rate(problem: Problem, call: ir.Extern) -> Rate:
         return APART
     if len(image.vars) == LINE_RANK:
         return LINES
-    return FAST if has_whole_loads(problem.sizes.of(channels.extent), image.dtype) else SLOW
+    if not has_whole_loads(problem.sizes.of(channels.extent), image.dtype):
+        return SLOW
+    return FAST if problem.size("t") <= FAST_TAPS else FAST_OF_MORE

@@ -33,6 +33,9 @@ GROUP = 4
 # With some channels in each group cuDNN turns images over as well where these are last, and more slowly: 142 us more for
 # 16x96x2001 in groups, transposed, and 7.2 ms for the gradient of 3 groups' filters at 16x45x65x66 (H100, bench.untuned).
 FEW = 4
+# Channels of float32 that a GPU's library makes slowly where they are last: 3 of 64 by 3 x 3 taps took 235 us of 32 x 32, and
+# 55 with channels first; 4 took 27 and 43, 3 in bfloat16 21 and 39 (H200, 2026-11-30).
+FEW_MADE = 3
 # And for each tap of a depthwise convolution of two dimensions on a GPU, of which torch has a kernel of its own where channels
 # are not the innermost dimension: 225 us for 25 taps of 32x128x56x56, and 50 with cuDNN's (H100, 2026-11-26, bench.untuned).
 TAP = 0.4
@@ -84,7 +87,8 @@ def channels_first(
 def _kind(weight: torch.Tensor, groups: int) -> str:
     if groups > 1:
         return "depthwise" if weight.shape[1] == 1 else "grouped"
-    if weight.shape[1] <= FEW:
+    made = FEW_MADE if weight.dtype is torch.float32 and weight.device.type == "cuda" else 0
+    if weight.shape[1] <= FEW or weight.shape[0] <= made:
         return "few"
     return "pointwise" if math.prod(weight.shape[2:]) == 1 else "dense"
 

@@ -65,7 +65,15 @@ L2_RESULT = 16 << 20
 # logarithm .10 to .14 of plain matrices, .15 of epilogues, .2 of few rows, .3 of computed operands): where an operand is
 # computed, tiles are reduced, one side of the result is as short as `FEW`, the epilogue has more than `HEAVY` operations, and
 # elsewhere. Less of problems that take longer than `SHORT`, whose parts average out.
-DOUBT = {"computed": 1.3, "reduced": 1.2, "few": 1.15, "epilogue": 1.15, "plain": 1.05}
+DOUBT = {
+    "computed": 1.3,
+    "computed matrices": 1.2,
+    "few reduced": 1.25,
+    "reduced": 1.2,
+    "few": 1.15,
+    "epilogue": 1.15,
+    "plain": 1.05,
+}
 FEW, HEAVY, SHORT = 32, 12, 20e-6
 # And of problems of any length, for each operand as large as the library's result that such an epilogue reads: their residuals
 # do not average out (gradients of GELU, which read one, .97 to 1.24; of SwiGLU, which read two, 1.27 and, on an H200,
@@ -88,8 +96,10 @@ LIBRARY_TILES, FASTER, LONGEST_IDLE = {(128, 128): 1.0, (128, 64): 0.85, (64, 64
 # Seconds of a library's matmul for each term of its sums, where there is little else to do, and the longest sum that it does
 # not split then (H100, 2026-11-26, bench.regret: classifiers, projections of few tokens).
 TERM, UNSPLIT = 2.5e-9, 1280
-# Seconds that it takes to add up the parts of a sum that the library cuts, for want of tiles, when it is so long.
-CUT_SUM, LONG_SUM = 8e-6, 4096
+# Seconds that it takes to add up the parts of a sum that the library cuts, for want of tiles, when it is so long; and the share
+# of SMs below which tiles of 64 x 64 are too few (H200, 2026-11-30, bench.regret --kernels: it cut 256 x 1,024 x 6,272, not
+# 512 x 1,024 x 6,272 and 4,096 x 128 x 4,096, which took 13.8 and 12.3 us).
+CUT_SUM, LONG_SUM, CUT_BELOW = 5e-6, 4096, 0.75
 # The same of 16-bit numbers whose rows begin anywhere. It has large tiles only for them, and cuts shorter sums (H100,
 # 2026-11-27, bench.untuned: 4,095 x 845 x 128 took 16.6 us, and 4.2 us for the parts; it does not cut sums of 128). The parts
 # of long ones occupy all SMs (1,001 x 18,724 x 320 took 101 us).
@@ -217,13 +227,15 @@ def vendor_seconds(problem: Problem) -> float:
 def doubt(problem: Problem) -> float:
     """How much faster than the library a template has to be by its estimate of a short problem: as much as these scatter. The
     library's convolutions of matrices scatter more, upwards (ResNet-50's, EfficientNet's and MobileNetV3's: .73 to 2.0)."""
+    computed = any(one.load is None for member in problem.members for one in member.values())
     if _windowed(problem):
-        return 1.0
-    if any(one.load is None for member in problem.members for one in member.values()):
+        return DOUBT["computed matrices"] if computed and not _overlaps(problem) else 1.0
+    if computed:
         return DOUBT["computed"]
+    few = min(_result_sizes(problem)[1]) <= FEW
     if problem.reduces_tiles:
-        return DOUBT["reduced"]
-    if min(_result_sizes(problem)[1]) <= FEW:
+        return DOUBT["few reduced" if few else "reduced"]
+    if few:
         return DOUBT["few"]
     return DOUBT["epilogue" if _is_heavy(problem) else "plain"]
 
@@ -559,9 +571,9 @@ def _terms(problem: Problem) -> float:
 def _cut(problem: Problem, aligned: int) -> tuple[float, bool]:
     """Seconds for the parts of sums that a GPU's library cuts, for want of tiles, and whether these occupy all SMs."""
     (batch, extents), units = _result_sizes(problem), problem.device.compute_units
-    tiles = math.prod((*batch, *(math.ceil(n / 128) for n in extents)))
+    tiles, small = (math.prod((*batch, *(math.ceil(n / side) for n in extents))) for side in (128, 64))
     halves = aligned < LOAD and problem.main_dtype.itemsize == HALF and problem.windowed_call is None
-    if extents[0] > 16 and problem.flops >= 2 * LONG_SUM * math.prod((*batch, *extents)) and tiles < units // 4:
+    if extents[0] > 16 and problem.flops >= 2 * LONG_SUM * math.prod((*batch, *extents)) and small < CUT_BELOW * units:
         return CUT_SUM, halves
     few = halves and _terms(problem) >= SUM_UNALIGNED and tiles <= units // 2
     return CUT_UNALIGNED if few else 0.0, False

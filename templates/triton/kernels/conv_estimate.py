@@ -43,8 +43,9 @@ MULTIPLIED = 2.5
 # Of depthwise convolutions whose threads have several positions: instructions of a load of a tap, how many more an element of
 # an image takes whose numbers have fewer bytes than a register, and fewer without bounds; how much longer all takes, and the
 # share of the shorter of computing and moving that does not happen during the other; and rounds of programs of which the last
-# counts. 18 times of 9 problems are .8 to 1.3 of the estimate (H200, 2026-11-27, bench.gpu_depthwise).
-FILTER, FULL, CONVERTED, BOUNDED, DEPTHWISE_LONGER, DEPTHWISE_APART, FEW_ROUNDS = 4, 4, 3, 4, 1.1, 0.4, 2
+# counts. 18 times of 9 problems are .8 to 1.3 of the estimate (H200, 2026-11-27, bench.gpu_depthwise). Taps of channels side by
+# side are gathered: 7 x 7 of 14 x 14 took 26.8 us with 8 channels a thread, 18.2 with 4 (2026-11-30, bench.regret --kernels).
+FILTER, FULL, CONVERTED, BOUNDED, DEPTHWISE_LONGER, DEPTHWISE_APART, FEW_ROUNDS = 6, 4, 3, 4, 1.1, 0.4, 2
 
 
 # Of warps with parts of their own, whose estimates are as measured (H100, 2026-11-26, bench.gpu_convs and bench.regret: 105

@@ -131,6 +131,10 @@ STREAM_RATE, READ_RATE = 0.92, 1.02
 PING_PONG_SLOWDOWN, TURNS_OF_WORK, READ_IN_TURN = 0.86, 1.0, 29e-12
 # The share of it that is left where results leave by TMA, which no warp waits for.
 STORED_BY_TMA = 0.88
+# Seconds of an SM for each number of a tile at least so wide of which each thread stores a column: they wait for the banks of
+# shared memory before (H200, 2026-11-30: softmax of rows of 197 in tiles of 64 x 256 took 58 us with 8 warps, 30 with 4;
+# of rows of 198 both took 33).
+COLUMN_OF_A_THREAD, WIDE_TILE = 1e-10, 256
 # How much of the shorter of computing and streaming, or of multiplying and epilogues, does not happen during the other; and of
 # the latter where programs come and go (H100, 2026-11-24, bench.regret).
 APART, BESIDE = 0.2, 0.45
@@ -361,6 +365,7 @@ def tile_of(problem: Problem, config: Config, together: int = 1, load: Load = Lo
     if not _stores_vectors(problem):  # by many instructions, which a program waits for, into lines that rows share
         row = config.BLOCK_N // parts * problem.accumulator.itemsize
         bare += stores * (1 + LINE / row) * BY_ELEMENT
+        bare += area * COLUMN_OF_A_THREAD if _stores_columns(problem, config) else 0.0
         return Tile(steps * step, step, work + read * share, 0.0, work, bare)
     return Tile(steps * step, step, work + read * share, stores, work, bare)
 
@@ -388,14 +393,24 @@ def _is_crowded(problem: Problem, config: Config) -> bool:
     return _numbers_read(problem) > 1 and (1 + _numbers_read(problem)) * parts > MOST_NUMBERS * threads
 
 
-@memoised
 def _stores_vectors(problem: Problem) -> bool:
     """Whether each row of the results begins at a multiple of 16 bytes, so that threads store as many at a time."""
+    return not _rows_begin_at(problem) % 16
+
+
+def _stores_columns(problem: Problem, config: Config) -> bool:
+    """Whether each thread stores one column of a wide tile, of 16-bit numbers whose rows begin anywhere."""
+    return _rows_begin_at(problem) == 2 and WIDE_TILE <= config.BLOCK_N <= config.WARPS * 32
+
+
+@memoised
+def _rows_begin_at(problem: Problem) -> int:
+    """The bytes that rows of the results begin at multiples of; 16 at most."""
     loops = [v for own in problem.loops.values() for v in own]
     stored = [s for s in problem.epilogue if any(s.stored)]
     sizes = {s.outs[0]: problem.graph.buffers[s.outs[0]].dtype.itemsize for s in stored}
     strides = [(ix.stride_of(e, v), sizes[s.outs[0]]) for s in stored for e in s.store for v in loops]
-    return all(st is None or st == 1 or problem.sizes.of(st) * size % 16 == 0 for st, size in strides)
+    return math.gcd(16, *(problem.sizes.of(st) * size for st, size in strides if st is not None and st != 1))
 
 
 @memoised
