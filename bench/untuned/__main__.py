@@ -52,6 +52,7 @@ from bench.untuned import (
     sixth,
     tenth,
     third,
+    twelfth,
     vision,
 )
 from bench.untuned.block import Block, cast
@@ -71,6 +72,7 @@ LISTS: dict[str, tuple[Block, ...]] = {
     "ninth": ninth.BLOCKS,
     "tenth": tenth.BLOCKS,
     "eleventh": eleventh.BLOCKS,
+    "twelfth": twelfth.BLOCKS,
 }
 BLOCKS = tuple(block for blocks in LISTS.values() for block in blocks)
 Call = Callable[[], Any]
