@@ -319,7 +319,7 @@ def syndromes(words: Tensor, log: Tensor, power: Tensor) -> tuple[Tensor, Tensor
 
 
 def coded_distances(q: Tensor, books: Tensor, codes: Tensor, coarse: Tensor, bias: Tensor) -> tuple[Tensor, Tensor]:
-    """Product quantisation: tables of distances of 16 parts, looked up by bytes and summed for all items, the best 100."""
+    """Codes of parts: tables of distances of 16 parts, looked up by bytes and summed for all items, the best 100."""
     parts = q.unflatten(-1, (books.shape[0], -1))
     table = (parts[:, :, None] - books).square().sum(-1)
     at = codes.long() + torch.arange(books.shape[0], device=q.device) * books.shape[1]
