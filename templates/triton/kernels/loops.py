@@ -243,7 +243,9 @@ def _axis(letter: str, loops: tuple[Var, ...], start: str, tail: str, tiling: Ti
     if letter in emitter.masked():
         length = ix.product(v.extent for v in loops)
         if not tail and (together := math.gcd(length.as_int() or VECTOR, VECTOR)) < VECTOR:
-            lines.append(f"{index} = tl.max_contiguous({index}, {max(together, _points_of_a_word(tiling.blocks))})")
+            points = max(together, _points_of_a_word(tiling.blocks))
+            # or each of the runs were one that begins where a program does, and rows of 17 were stored as if they were aligned
+            lines.append(f"{index} = tl.max_contiguous(tl.multiple_of({index}, {points}), {points})")
         lines.append(f"in_{letter} = {index} < {emitter.text(length)}")
     return lines + _loop_variables(index, loops, emitter.variables, "", emitter)
 

@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import importlib.util
+import subprocess
+from pathlib import Path
+
 import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from kgen.build import triton
 from kgen.device import Gpu
 from kgen.ir import index as ix
 from kgen.ir.index import Sizes
@@ -62,8 +67,31 @@ def test_threads_have_as_many_neighbours_as_are_masked_together(length: int, dty
     """A tensor that ends inside of a vector is loaded element by element, and neighbours should be loaded side by side."""
     plan = planned(lambda x: x + 1, torch.empty(length, dtype=dtype))
     text = gpu_call(choose_tiles(plan.kernels[0], plan.graph, Sizes({}), Gpu()), plan.graph).launch.source
-    assert ("tl.max_contiguous(xi, " in text) == bool(points)
-    assert f"tl.max_contiguous(xi, {points})" in text or not points
+    assert ("tl.max_contiguous(" in text) == bool(points)
+    assert f"tl.max_contiguous(tl.multiple_of(xi, {points}), {points})" in text or not points
+
+
+def multiples(x: Tensor) -> Tensor:
+    return torch.stack([x * k for k in range(17)], 1)
+
+
+@pytest.mark.ptx
+@pytest.mark.parametrize("length", [500_009, 500_016])
+def test_rows_of_odd_lengths_are_stored_in_no_vectors(length: int, tmp_path: Path) -> None:
+    """Rows of 17 numbers begin between vectors, wherever in them a program begins."""
+    plan = planned(multiples, torch.empty(length, dtype=torch.int64))
+    launch = gpu_call(choose_tiles(plan.kernels[0], plan.graph, Sizes({}), Gpu()), plan.graph).launch
+    assert "lib.side_by_side_4" in launch.source
+    [made] = triton.compile_kernels([launch], 90)
+    cubin = tmp_path / "kernel.cubin"
+    cubin.write_bytes(made.cubin)
+    package = importlib.util.find_spec("triton")
+    assert package is not None
+    assert package.origin is not None
+    tool = Path(package.origin).parent / "backends" / "nvidia" / "bin" / "nvdisasm"
+    text = subprocess.run([tool, "-c", cubin], capture_output=True, text=True, check=True).stdout
+    assert "STG.E.64" in text
+    assert "STG.E.128" not in text
 
 
 def shuffled(x: Tensor) -> Tensor:
