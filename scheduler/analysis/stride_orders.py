@@ -11,6 +11,7 @@ tensor of four dimensions with the second one innermost is no image. Such is a b
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 
@@ -24,6 +25,8 @@ from kgen.scheduler.analysis.items import Access
 
 # Rounds in which a choice travels along chains of tensors that depend on each other.
 ROUNDS = 8
+# Loads that are looked at to see what a table's additions come from.
+MOST_LOADS = 64
 
 
 def choose_orders(graph: ir.Graph, on_gpu: Callable[[ir.Buffer], bool]) -> None:
@@ -31,6 +34,7 @@ def choose_orders(graph: ir.Graph, on_gpu: Callable[[ir.Buffer], bool]) -> None:
     results of matmuls `on_gpu` have other strides."""
     _choose_hints(graph)
     _turn_results(graph, on_gpu)
+    _turn_tables(graph, on_gpu)
 
 
 def _choose_hints(graph: ir.Graph) -> None:
@@ -61,6 +65,56 @@ def _turn_results(graph: ir.Graph, on_gpu: Callable[[ir.Buffer], bool]) -> None:
         before, after = (_bytes_in_step(graph, name, nodes, one) for one in (buffer, _turned(buffer)))
         gains = before != after and all(a <= b for a, b in zip(before, after, strict=True))
         graph.buffers[name] = _turned(buffer) if gains else buffer
+
+
+def _turn_tables(graph: ir.Graph, on_gpu: Callable[[ir.Buffer], bool]) -> None:
+    """Gives tables that a kernel adds to the order of what is added. A warp then adds to elements side by side: additions to a
+    sector for each thread take as long as all of them to one take together."""
+    tables = [node for node in graph.nodes if isinstance(node, ir.Scatter) and node.mode == "add"]
+    if not tables:
+        return
+    seen = {one.buffer for one in ir.tensor_args((list(graph.outputs), [_calls(node) for node in graph.nodes]))}
+    aliases = Counter(buffer.alias_of for buffer in graph.buffers.values())
+    for node in tables:
+        table = graph.buffers[node.target]
+        hidden = aliases[node.target] == 1 and not aliases[node.out] and not {node.target, node.out} & seen
+        rows = table.hint in (None, tuple(range(len(table.sizes))))
+        if not hidden or not rows or not _is_turnable(replace(table, hint=None)) or table.parts or not on_gpu(table):
+            continue
+        last = _fastest(graph, node)
+        if last is not None and last != len(table.sizes) - 1:
+            order = (*(k for k in range(len(table.sizes)) if k != last), last)
+            strides = ir.dense_strides(replace(table, strides=None, hint=order))
+            for name in (node.target, node.out):
+                graph.buffers[name] = replace(graph.buffers[name], strides=strides)
+
+
+def _calls(node: ir.Node) -> object:
+    """The arguments of a node's library call."""
+    call = node if isinstance(node, ir.Extern) else getattr(node, "vendor", None)
+    return None if call is None else (call.args, call.kwargs)
+
+
+def _fastest(graph: ir.Graph, node: ir.Scatter) -> int | None:
+    """The dimension of a table along which most of what is added to it is contiguous, where that is made of something else by a
+    kernel, which is the same then."""
+    made = {one.out: one for one in graph.nodes if isinstance(one, ir.Pointwise)}
+    sizes, moved = Sizes(graph.size_hints), dict[Var, int]()
+    pending, seen = vs.loads(ir.roots(node)), set[vs.Value]()
+    while pending:
+        load = pending.pop()
+        name, index, _ = load.attr
+        if load in seen or len(seen) > MOST_LOADS:
+            continue
+        seen.add(load)
+        maker = made.get(name)
+        if maker is not None:
+            positions: dict[ix.Atom, ix.Expr] = dict(zip(maker.vars, index, strict=True))
+            pending += vs.loads([vs.substitute(maker.value, positions)])
+        elif (found := _innermost(graph, Access(name, index))) is not None:
+            moved[found] = moved.get(found, 0) + sizes.bytes(graph.buffers[name])
+    fastest = max(moved, key=lambda v: moved[v], default=None)
+    return next((k for k, e in enumerate(node.index) if fastest is not None and e.atom() is fastest), None)
 
 
 def _bytes_in_step(graph: ir.Graph, name: str, nodes: Sequence[_Node], buffer: ir.Buffer) -> list[int]:

@@ -30,6 +30,9 @@ NUMBERS = (2, 4)
 # How many times less work there has to be, and no less than memory takes: operations that take an SM as long as a byte. These
 # are rough ones, of which each is several instructions.
 GAIN, OPERATIONS_OF_A_BYTE = 1.5, 3
+# How many times less than that of the outermost loop, such as a batch: its points are far apart, and programs of each run side
+# by side.
+GAIN_OF_BATCHES = 2.5
 # Instructions of a division by a known number or its remainder, and of an access besides.
 DIVISION, ACCESS = 4, 2
 # Parts of a loop that a thread has a point of each of, at most, and how many times fewer bytes they have to move together.
@@ -76,6 +79,8 @@ def unrolled(kernel: Kernel, graph: ir.Graph, sizes: Sizes, gpu: Gpu) -> Kernel:
         fewer = min(work / max(1, memory), FEWER_THREADS)
         if not _leaves_enough(made.outer, sizes, gpu, fewer):
             continue
+        if len(kernel.outer) > 1 and loop.v is kernel.outer[0]:
+            work *= GAIN_OF_BATCHES
         if work < least and len(made.statements) <= MOST_STATEMENTS and _moves_sectors(kernel, made, loop, graph, sizes):
             least, found = work, made
     return found if found is kernel else collapsed(found)
@@ -88,8 +93,7 @@ def _bytes(kernel: Kernel, graph: ir.Graph, sizes: Sizes) -> int:
 
 
 def _short_loops(kernel: Kernel) -> Iterator[_Loop]:
-    """Not the outermost one, such as a batch: its points are far apart, and programs of each run side by side."""
-    for v in kernel.outer[1:]:
+    for v in kernel.outer:
         extent = v.extent.as_int()
         if extent is not None and 1 < extent <= MOST_POINTS:
             yield _Loop(v, tuple(ix.constant(point) for point in range(extent)))

@@ -15,6 +15,7 @@ from torch.nn import functional
 from kgen import backend
 from kgen.capture.torch_adapter import GraphInfo
 from kgen.config import Config
+from kgen.ir import nodes as ir
 from tests.matmuls import compiled
 from tests.scheduler.selection.test_safe_choices import planned
 
@@ -190,3 +191,33 @@ def test_values_of_turned_results() -> None:
     torch.manual_seed(0)
     a, b, w = (torch.randn(size) for size in ARGUMENTS)
     torch.testing.assert_close(compiled(turned, a, b, w), turned(a, b, w), rtol=1e-4, atol=1e-4)
+
+
+def resampled(gradient: Tensor) -> tuple[Tensor, Tensor]:
+    """What a bilinear upsampling's gradient is made of: additions to two tables, at positions that the loops give."""
+    b, c, h, w = gradient.shape
+    rows, columns = torch.arange(h, device=gradient.device) // 2, torch.arange(w, device=gradient.device) // 2
+    tables = [torch.zeros(b, c, h // 2, w // 2, device=gradient.device) for _ in range(2)]
+    add = torch.ops.aten.index_put.default
+    first = add(tables[0], [None, None, rows[:, None], columns], gradient * 0.25, True)
+    second = add(tables[1], [None, None, (rows[:, None] + 1).clamp(max=h // 2 - 1), columns], gradient, True)
+    return (first + second).tanh(), first.sum()
+
+
+@pytest.mark.parametrize("gpu", [True, False])
+@pytest.mark.parametrize("images", [True, False])
+def test_tables_have_the_order_of_what_is_added_to_them(images: bool, gpu: bool) -> None:
+    """Threads of a warp that add to channels side by side share sectors."""
+    form = torch.channels_last if images else torch.contiguous_format
+    plan = planned(resampled, torch.empty(4, 64, 32, 48).to(memory_format=form), gpu=gpu)
+    names = [node.target for node in plan.graph.nodes if isinstance(node, ir.Scatter)]
+    fastest = {[s.as_int() for s in plan.graph.buffers[name].strides or ()].index(1) for name in names}
+    assert len(names) == 2
+    assert fastest == ({1} if images and gpu else {3})
+
+
+@pytest.mark.interpret
+def test_additions_to_tables_of_another_order() -> None:
+    x = torch.randn(2, 3, 8, 10).to(memory_format=torch.channels_last)
+    for got, want in zip(compiled(resampled, x), resampled(x), strict=True):
+        torch.testing.assert_close(got, want)

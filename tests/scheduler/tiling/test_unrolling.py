@@ -261,3 +261,26 @@ def test_planes_take_only_what_is_stored_side_by_side(
 ) -> None:
     """Pairs that were written out are two apart; channels are planes of their own."""
     assert _stores_adjacent(tiled(fn, *args).kernel, Sizes({})) == adjacent
+
+
+def warped(x: Tensor, steps: int) -> Tensor:
+    """Images of a batch, all read at the same positions, which take many operations to find."""
+    u = torch.linspace(-1, 1, x.shape[1], device=x.device)[:, None] * torch.ones(x.shape[2], device=x.device)
+    for _ in range(steps):
+        u = (u - 0.1 * u * u) / (1 + 0.1 * u)
+    at = ((u + 1) * (x.shape[1] - 1) / 2).long().clamp(0, x.shape[1] - 1)
+    return x[:, at, torch.arange(x.shape[2], device=x.device)] * u
+
+
+@pytest.mark.parametrize(("steps", "loops_left"), [(8, 1), (0, 2)])
+def test_images_of_a_batch_share_much_arithmetic(steps: int, loops_left: int) -> None:
+    """Of little arithmetic programs of each image run side by side."""
+    tiling = tiled(lambda x: warped(x, steps), torch.ones(12, 1080, 1920))
+    assert extents(tiling)[-2:] == ([1080, 1920] if loops_left == 1 else extents(tiling)[-2:])
+    assert (12 in extents(tiling) or 12 * 1080 in extents(tiling)) == (loops_left > 1)
+
+
+@pytest.mark.interpret
+def test_images_of_a_batch_are_right() -> None:
+    x = torch.randn(5, 40, 30)
+    torch.testing.assert_close(compiled(lambda x: warped(x, 4), x), warped(x, 4))
