@@ -40,8 +40,9 @@ ARRIVING = 1.15e-6
 # SMs together (H200, 2026-11-27, bench.regret --kernels: of tiles of 64 rows for four, the zeros take longer than the weights).
 ZEROS_SHARE = 0.15
 # What functions of the device's library cost in epilogues beyond the additions that they count for elsewhere (H100, 2026-11-24,
-# bench.regret).
-LONGER = {"erf": 45, "log1p": 80, "sigmoid": 12, "sin": 260, "cos": 260, "tan": 280}
+# bench.regret; H200, 2026-11-30, bench.untuned: 20 million cosines of sums of angles and arc cosines behind a matmul of 35 us
+# took 552 us, in a kernel of their own 92).
+LONGER = {"erf": 45, "log1p": 80, "sigmoid": 12, "sin": 260, "cos": 260, "tan": 280, "acos": 400, "asin": 400}
 # The same of those whose results are to be as exact as eager's: a branch for each of a thread's numbers, one after the other
 # (H100, 2026-11-27, bench.untuned: 32 million tanh behind a matmul and in front of sums of rows, 128 us).
 EXACTLY = {"tanh": 140}
