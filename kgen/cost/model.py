@@ -99,7 +99,7 @@ TERM, UNSPLIT = 2.5e-9, 1280
 # Seconds that it takes to add up the parts of a sum that the library cuts, for want of tiles, when it is so long; and the share
 # of SMs below which tiles of 64 x 64 are too few (H200, 2026-11-30, bench.regret --kernels: it cut 256 x 1,024 x 6,272, not
 # 512 x 1,024 x 6,272 and 4,096 x 128 x 4,096, which took 13.8 and 12.3 us).
-CUT_SUM, LONG_SUM, CUT_BELOW = 5e-6, 4096, 0.75
+CUT_SUM, LONG_SUM, CUT_BELOW = 8e-6, 4096, 0.75
 # The same of 16-bit numbers whose rows begin anywhere. It has large tiles only for them, and cuts shorter sums (H100,
 # 2026-11-27, bench.untuned: 4,095 x 845 x 128 took 16.6 us, and 4.2 us for the parts; it does not cut sums of 128). The parts
 # of long ones occupy all SMs (1,001 x 18,724 x 320 took 101 us).
