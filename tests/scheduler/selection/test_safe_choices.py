@@ -69,10 +69,10 @@ def linear_relu_linear(x: Tensor, w: Tensor, b: Tensor, v: Tensor, c: Tensor) ->
 @pytest.mark.parametrize(("m", "k", "n"), [(512, 1024, 4096), (4096, 4096, 16384)])
 def test_an_activation_between_two_matmuls_is_the_epilogue_of_the_first(m: int, k: int, n: int) -> None:
     plan = planned(linear_relu_linear, t(m, k), t(n, k), t(n), t(k, n), t(k))
-    first, second = matmuls(plan)
-    assert len(plan.steps) == 2
+    first, *second = matmuls(plan)
+    assert len(plan.steps) == 2  # the second one may be a library call
     assert operations(first) >= {"maximum"}
-    assert "maximum" not in operations(second)
+    assert all("maximum" not in operations(one) for one in second)
     assert any(v.outcome is Outcome.STORED and v.reason is Reason.OPERAND_STORED for v in plan.verdicts)
 
 
