@@ -416,7 +416,8 @@ class Passes:
         if _may_lay_out(gm, self.config):
             gm = self.attempt(laid_out, gm, gm)
         gm = _expanded(gm, decompositions.TRAINED)
-        gm = self.attempt(interleaved, gm, gm) if _calls(gm, torch.ops.aten.slice_scatter.default) else gm
+        if _calls(gm, torch.ops.aten.slice_scatter.default):
+            gm = self.attempt(interleaved, gm, gm)
         if _has_large_logits(gm, self.config):
             gm = self.attempt(in_runs, gm, gm)
         if _calls(gm, torch.ops.aten.exp.default):

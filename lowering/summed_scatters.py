@@ -57,19 +57,11 @@ def _chain(graph: ir.Graph, number: int, makers: dict[str, int], readers: dict[s
     if not isinstance(scatter, ir.Scatter) or scatter.mode != "add" or scatter.target not in makers:
         return None
     zeros, after = makers[scatter.target], readers.get(scatter.out, [])
-    alone = readers.get(scatter.target) == [number] and len(after) == 1 and _is_hidden(graph, scatter)
+    alone = readers.get(scatter.target) == [number] and len(after) == 1 and ir.is_hidden_table(graph, scatter)
     if not alone or not _is_zero(graph.nodes[zeros]):
         return None
     kept = _kept(graph, scatter, graph.nodes[after[0]])
     return None if kept is None else _Chain(zeros, number, after[0], kept)
-
-
-def _is_hidden(graph: ir.Graph, scatter: ir.Scatter) -> bool:
-    """Whether nobody else sees the table: it is no result, no part, and written once."""
-    visible = {one.buffer for one in ir.tensor_args(list(graph.outputs))}
-    aliases = [name for name, buffer in graph.buffers.items() if buffer.alias_of in (scatter.target, scatter.out)]
-    own = graph.buffers[scatter.target]
-    return aliases == [scatter.out] and not visible & {scatter.target, scatter.out} and own.alias_of is None and not own.parts
 
 
 def _is_zero(node: ir.Node) -> bool:

@@ -565,6 +565,14 @@ def visible(graph: Graph) -> set[str]:
     return aliased | parts | {o.buffer for o in graph.outputs if isinstance(o, TensorArg)}
 
 
+def is_hidden_table(graph: Graph, scatter: Scatter) -> bool:
+    """Whether nobody else sees the table that a scatter writes to: it is no result, no part, and written once."""
+    results = {one.buffer for one in tensor_args(list(graph.outputs))}
+    aliases = [name for name, buffer in graph.buffers.items() if buffer.alias_of in (scatter.target, scatter.out)]
+    own = graph.buffers[scatter.target]
+    return aliases == [scatter.out] and not results & {scatter.target, scatter.out} and own.alias_of is None and not own.parts
+
+
 def owner(graph: Graph, name: str) -> str:
     """The buffer, or the one that it is a part of."""
     buffer = graph.buffers[name]

@@ -11,8 +11,7 @@ tensor of four dimensions with the second one innermost is no image. Such is a b
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 
 import torch
@@ -73,15 +72,14 @@ def _turn_tables(graph: ir.Graph, on_gpu: Callable[[ir.Buffer], bool]) -> None:
     tables = [node for node in graph.nodes if isinstance(node, ir.Scatter) and node.mode == "add"]
     if not tables:
         return
-    seen = {one.buffer for one in ir.tensor_args((list(graph.outputs), [_calls(node) for node in graph.nodes]))}
-    aliases = Counter(buffer.alias_of for buffer in graph.buffers.values())
+    called = {name for node in graph.nodes for name in _called(node)}
+    made = {node.out: node for node in graph.nodes if isinstance(node, ir.Pointwise)}
     for node in tables:
         table = graph.buffers[node.target]
-        hidden = aliases[node.target] == 1 and not aliases[node.out] and not {node.target, node.out} & seen
-        rows = table.hint in (None, tuple(range(len(table.sizes))))
-        if not hidden or not rows or not _is_turnable(replace(table, hint=None)) or table.parts or not on_gpu(table):
+        rows = table.hint in (None, tuple(range(len(table.sizes)))) and _is_turnable(replace(table, hint=None))
+        if not rows or not on_gpu(table) or {node.target, node.out} & called or not ir.is_hidden_table(graph, node):
             continue
-        last = _fastest(graph, node)
+        last = _fastest(graph, node, made)
         if last is not None and last != len(table.sizes) - 1:
             order = (*(k for k in range(len(table.sizes)) if k != last), last)
             strides = ir.dense_strides(replace(table, strides=None, hint=order))
@@ -89,16 +87,9 @@ def _turn_tables(graph: ir.Graph, on_gpu: Callable[[ir.Buffer], bool]) -> None:
                 graph.buffers[name] = replace(graph.buffers[name], strides=strides)
 
 
-def _calls(node: ir.Node) -> object:
-    """The arguments of a node's library call."""
-    call = node if isinstance(node, ir.Extern) else getattr(node, "vendor", None)
-    return None if call is None else (call.args, call.kwargs)
-
-
-def _fastest(graph: ir.Graph, node: ir.Scatter) -> int | None:
-    """The dimension of a table along which most of what is added to it is contiguous, where that is made of something else by a
-    kernel, which is the same then."""
-    made = {one.out: one for one in graph.nodes if isinstance(one, ir.Pointwise)}
+def _fastest(graph: ir.Graph, node: ir.Scatter, made: Mapping[str, ir.Pointwise]) -> int | None:
+    """The dimension of a table along which most of what is added to it is contiguous. What kernels have `made` counts as what
+    they made it of."""
     sizes, moved = Sizes(graph.size_hints), dict[Var, int]()
     pending, seen = vs.loads(ir.roots(node)), set[vs.Value]()
     while pending:
@@ -147,6 +138,11 @@ def _whole(node: ir.Node) -> Iterator[str]:
     """The buffers that a library call or a template reads as they are."""
     if ir.is_template_node(node):
         yield from (load.attr[0] for load in vs.loads(ir.roots(node)))
+    yield from _called(node)
+
+
+def _called(node: ir.Node) -> Iterator[str]:
+    """Those that a library call reads."""
     call = node if isinstance(node, ir.Extern) else getattr(node, "vendor", None)
     if call is not None:
         yield from (arg.buffer for arg in ir.tensor_args((call.args, call.kwargs)))
