@@ -32,8 +32,9 @@ OF_THEIR_OWN = 16
 # Threads of a row that compute what belongs to the row, each for itself, and the longest row that is shared so; points of a
 # thread where rows are reduced; and the bytes that move in a launch's time.
 OF_A_ROW, SHORT_ROW, OF_A_THREAD, A_LAUNCH = 32, 64, 4, 6 << 20
-# How an access goes through memory, as seen from a row; and the fewest neighbours that make good use of a sector.
-ALONG, ACROSS, FEWEST_BESIDE = "along", "across", 8
+# How an access goes through memory, as seen from a row; the fewest neighbours that make good use of a sector; and bytes of the
+# widest numbers.
+ALONG, ACROSS, FEWEST_BESIDE, WIDEST = "along", "across", 8, 16
 # Points of a row from which on it matters how many programs walk rows.
 LONG_WALK = 1024
 
@@ -184,6 +185,8 @@ def _would_wait(graph: ir.Graph, sizes: Sizes, a: Members, b: Members, much: int
 def _lie_across(graph: ir.Graph, sizes: Sizes, a: Members, b: Members, space: Space) -> bool:
     """Whether neither of the two reads much that the other one makes, one goes along rows of memory, and the other one across
     them: as two kernels each has the tile that moves full sectors."""
+    if sizes.points((*space.outer, *space.inner)) * WIDEST < A_LAUNCH:
+        return False  # nothing moves much, however it goes
     flowing = (a.made.keys() & b.reads.keys()) | (b.made.keys() & a.reads.keys())
     if sum(sizes.bytes(graph.buffers[name]) for name in flowing) >= A_LAUNCH:
         return False
