@@ -32,8 +32,9 @@ from kgen.templates.problem import Problem
 TILES, CHUNK = (128 * 128, 64 * 128, 64 * 64), 512
 # Parts of a sum begin at multiples of so many terms: rows of 128 bytes, as TMA loads them, of 16-bit numbers.
 ROUND = 64
-# How much faster parts have to be by their estimate: of ConvNeXt's gradients at 56 x 56 two of 1.08 took .92 and .77 of what
-# they promised, and 256 x 32768 x 256 with 1.11 kept it (H200, 2026-11-30, bench.regret --kernels).
+# How much faster parts have to be by their estimate: two of ConvNeXt's gradients at 56 x 56, with 1.08, were to take 32 us and
+# took 34 and 42, the library's 31 and 33 (H200, 2026-11-30, bench.regret --kernels). 256 x 32768 x 256, with 1.11, takes 14 us
+# and the library's 15.5 (docs/decisions/0010-gpu-matmul-results.md).
 DOUBT_OF_PARTS = 1.09
 
 
