@@ -41,6 +41,9 @@ MOST_PARTS, GAIN_OF_PARTS = 4, 1.2
 CACHED = 1 << 23
 # Bytes between what neighbouring threads store, at most: a sector of a cache line.
 SECTOR = 32
+# Bytes of the run that a thread of such a loop reads, at most, element by element: a word, which is what threads of a loop over
+# its elements would read a part of each.
+RUN = 4
 # Threads that each SM has to have left: with fewer of them, it waits for memory; and how many times fewer are enough, at most,
 # as arithmetic takes so many times longer.
 THREADS_PER_SM, FEWER_THREADS = 2048, 4
@@ -179,8 +182,20 @@ def _moves_sectors(old: Kernel, new: Kernel, loop: _Loop, graph: ir.Graph, sizes
     )
     if not all(_is_near(offset, fast, SECTOR // dtype.itemsize, sizes) for offset, dtype in stores):
         return False
-    read = (load.attr[1][0] for s in new.statements for load in vs.loads(s.roots))
-    return loop.left is None or all(ix.indirects(offset) or _is_near(offset, fast, 1, sizes) for offset in read)
+    return loop.left is None or _reads_runs(new, fast, sizes)
+
+
+def _reads_runs(kernel: Kernel, fast: Var, sizes: Sizes) -> bool:
+    """Whether neighbouring threads read a run of memory each: adjacent elements, or the three bytes of each that four numbers
+    come from. Where data say what is read, there was none before."""
+    runs: dict[tuple[str, Expr], tuple[int, set[int]]] = {}
+    for name, (offset,), dtype in (load.attr for s in kernel.statements for load in vs.loads(s.roots)):
+        if not ix.indirects(offset):
+            first = offset.constant_term()
+            runs.setdefault((name, offset - first), (dtype.itemsize, set()))[1].add(first)
+    return all(
+        _is_near(offset, fast, min(len(firsts), max(1, RUN // width)), sizes) for (_, offset), (width, firsts) in runs.items()
+    )
 
 
 def _is_near(offset: Expr, fast: Var, most: int, sizes: Sizes) -> bool:

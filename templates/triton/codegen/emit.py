@@ -89,7 +89,7 @@ class Emitter(PointEmitter):
 
     def _before_sections(self, statements: list[Statement]) -> None:
         coming = self._prefetchable(statements) if self.rank == 1 and len(statements) > LONG_CHAIN else None
-        for run in runs_of_stores(statements, self.graph) if self.rank == 1 else ([s] for s in statements):
+        for run in ([s] for s in statements) if self.kernel.inner else runs_of_stores(statements, self.graph):
             if coming is not None:
                 self._prefetch(coming, run)
             self._outer_statement(run[0]) if len(run) == 1 else self._store_side_by_side(run)
@@ -110,17 +110,18 @@ class Emitter(PointEmitter):
         del coming[: last + 1]
 
     def _store_side_by_side(self, run: Sequence[Statement]) -> None:
-        """One store of what follows each other in memory; of no loop over an inner space, and no second axis."""
-        self.scope, self.level = self.outer, frozenset("x")
+        """One store of what follows each other in memory; of no loop over an inner space."""
+        self.scope, self.level = self.outer, frozenset("yx" if self.tiling.y else "x")
         out, number = run[0].outs[0], 1 << (len(run) - 1).bit_length()
         dtype = self.graph.buffers[out].dtype
         values = [self._narrowed(self._tile(self._before_rounding(s.value, out)), dtype) for s in run]
         values += values[-1:] * (number - len(run))
         for s in run:
             self._define(s.outs[0], self.emit(s.value), self.axes(s.value), False)
-        at = f"({self._offset_text(run[0].store[0])})[:, None] + tl.arange(0, {number})[None, :]"
-        masks = [f"{self.inside('x')}[:, None]"] if "x" in self.masked() else []
-        masks += [f"(tl.arange(0, {number}) < {len(run)})[None, :]"] if number > len(run) else []
+        points, results = ("[:, :, None]", "[None, None, :]") if self.rank == 2 else ("[:, None]", "[None, :]")
+        at = f"({self._offset_text(run[0].store[0])}){points} + tl.arange(0, {number}){results}"
+        masks = [f"{self.inside(axis)}{points}" for axis in "yx" if axis in self.masked() & self.level]
+        masks += [f"(tl.arange(0, {number}) < {len(run)}){results}"] if number > len(run) else []
         mask = f", {' & '.join(masks)}" if masks else ""
         self._line(f"tl.store({self._pointer(out)} + ({at}), {side_by_side(values)}{mask})")
 

@@ -151,13 +151,21 @@ def side_by_side_2(first, second):
 @triton.jit
 def side_by_side_4(first, second, third, fourth):
     pairs = tl.join(tl.join(first, third), tl.join(second, fourth))
-    return tl.reshape(pairs, [first.shape[0], 4])
+    if len(first.shape) == 1:
+        made = tl.reshape(pairs, [first.shape[0], 4])
+    else:
+        made = tl.reshape(pairs, [first.shape[0], first.shape[1], 4])
+    return made
 
 
 @triton.jit
 def alternating(even, odd):
     """Rows whose elements take turns."""
-    return tl.reshape(tl.join(even, odd), [even.shape[0], 2 * even.shape[1]])
+    if len(even.shape) == 2:
+        made = tl.reshape(tl.join(even, odd), [even.shape[0], 2 * even.shape[1]])
+    else:
+        made = tl.reshape(tl.join(even, odd), [even.shape[0], even.shape[1], 2 * even.shape[2]])
+    return made
 
 
 @triton.jit

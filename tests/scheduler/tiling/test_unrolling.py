@@ -11,6 +11,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from kgen.build import triton
 from kgen.device import Gpu
 from kgen.ir.index import Sizes
 from kgen.ir.plan import Tiling
@@ -20,6 +21,7 @@ from kgen.scheduler.tiling.tiles import _stores_adjacent
 from kgen.templates.render import canonical_text
 from kgen.templates.triton.kernels import loops
 from tests.matmuls import compiled
+from tests.rendering import gpu_call
 from tests.scheduler.selection.test_safe_choices import planned
 
 MANY = 300_000
@@ -51,6 +53,13 @@ def looked_up(packed: Tensor, table: Tensor, exponent: Tensor) -> Tensor:
     """Two numbers of each byte, from a table, times a power of two for 16 bytes."""
     both = torch.stack((table[(packed & 15).int()], table[(packed >> 4).int()]), -1).view(len(packed), -1, 32)
     return torch.ldexp(both, exponent[..., None]).flatten(1)
+
+
+def sixths(packed: Tensor, scale: Tensor) -> Tensor:
+    """Four numbers of three bytes."""
+    a, b, c = packed.int().unbind(-1)
+    six = torch.stack([a >> 2, ((a & 3) << 4) | (b >> 4), ((b & 15) << 2) | (c >> 6), c & 63], -1)
+    return six.flatten(1).float() * scale[:, None]
 
 
 def halves(x: Tensor, scale: Tensor) -> Tensor:
@@ -196,6 +205,39 @@ def test_many_adjacent_results_are_exchanged(
     s = torch.rand(1003)
     torch.testing.assert_close(compiled(several, s), several(s))
     assert any(f"tl.arange(0, {width}) < {number}" in text for text in texts) == (width > 0)
+
+
+@pytest.mark.interpret
+def test_numbers_of_three_bytes_are_made_together(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Neighbours read a run of bytes, and store a run of results: also in rows that share a scale."""
+    assert extents(tiled(sixths, torch.zeros(6144, 1024, 3, dtype=torch.uint8), torch.rand(6144))) == [6144, 1024]
+    monkeypatch.setattr(unrolling, "THREADS_PER_SM", 1)
+    texts: list[str] = []
+    monkeypatch.setattr(loops, "canonical_text", lambda text, names: texts.append(text) or canonical_text(text, names))
+    args = torch.randint(0, 256, (61, 1003, 3), dtype=torch.uint8), torch.rand(61)
+    torch.testing.assert_close(compiled(sixths, *args), sixths(*args))
+    assert "[:, :, None] + tl.arange(0, 4)[None, None, :]), lib.side_by_side_4(" in texts[0]
+
+
+def five(s: Tensor, scale: Tensor) -> Tensor:
+    """Five numbers of a point, of two loops that are not one: what is read is transposed."""
+    t = torch.erf(s.t())
+    return torch.stack([t, t + scale[:, None], t * 2, -t, t.exp()], -1)
+
+
+@pytest.mark.ptx
+@pytest.mark.parametrize(
+    ("fn", "args"),
+    [
+        (sixths, (torch.zeros(6144, 1024, 3, dtype=torch.uint8), torch.empty(6144))),
+        (five, (torch.empty(3000, 4000), torch.empty(4000))),
+    ],
+)
+def test_rows_of_adjacent_results_compile(fn: Callable[..., Tensor], args: tuple[Tensor, ...]) -> None:
+    plan = planned(fn, *args)
+    launch = gpu_call(choose_tiles(plan.kernels[-1], plan.graph, Sizes({}), Gpu()), plan.graph).launch
+    assert "[None, None, :]" in launch.source
+    triton.compile_kernels([launch], 90)
 
 
 def test_indices_are_work_too() -> None:
