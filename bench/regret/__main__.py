@@ -5,6 +5,7 @@ python -m bench.regret --json out/bench/regret.json                      # on a 
 python -m bench.regret --json out/bench/regret.json --append --minutes 8  # goes on where a run stopped, for eight minutes
 python -m bench.regret --models ResNet-50 ViT-B --classes conv3x3 matmul --shard 0/4
 python -m bench.regret --device cpu --json out/bench/regret-cpu.json
+python -m bench.regret --dtypes f32 --tf32                                # float32, as after set_float32_matmul_precision("high")
 python -m bench.regret --dry --limit 10                                   # compiles for a GPU that is not here
 python -m bench.regret --report out/bench/regret.json                     # only the tables
 python -m bench.regret --device cuda --replan out/bench/regret.json       # and what the cost model would choose today
@@ -35,7 +36,7 @@ from bench.measurements import Entry, read, rows_in, write
 from bench.regret.measure import measure
 from bench.regret.replan import replan
 from bench.regret.report import regret_of, show
-from bench.regret.variants import H100, Compiled, Job, compile_job
+from bench.regret.variants import H100, Compiled, Job, compile_job, rounding
 from kgen.capture import torch_adapter
 
 Row = dict[str, Any]
@@ -62,6 +63,7 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument(
         "--dtypes", nargs="+", choices=list(DTYPES), help="by default bf16 on a GPU; f32 and some bf16 on a CPU"
     )
+    parser.add_argument("--tf32", action="store_true", help="let matmuls in float32 round their operands, of all contenders")
     parser.add_argument("--shard", default="0/1", metavar="I/N", help="every n-th problem, from the i-th on")
     parser.add_argument("--limit", type=int, help="so many problems, spread over the whole set")
     parser.add_argument("--minutes", type=float, default=600.0, help="start no problem after so long")
@@ -90,7 +92,7 @@ def jobs_of(options: argparse.Namespace, known: set[str]) -> list[Job]:
     found: list[Job] = []
     for number in range(len(problems(SIZES[size]))):
         for dtype in dtypes_of(options, number):
-            job = Job(size, number, dtype, options.device, facts, options.configs, threads)
+            job = Job(size, number, dtype, options.device, facts, options.configs, threads, options.tf32)
             if wanted(options, job) and job.problem.name not in known:
                 found.append(job)
     first, step = map(int, options.shard.split("/"))
@@ -249,7 +251,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     found = Rows(options)
     jobs = jobs_of(options, found.names)
     results = compiled(jobs, options, deadline)
-    with thread_count(options.threads):
+    with thread_count(options.threads), rounding(options.tf32):
         for done in results:
             row = dry_row(done) if options.dry else watched(done, options, found)
             found.add(row)

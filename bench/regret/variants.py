@@ -67,7 +67,8 @@ K = TypeVar("K")
 @dataclass(frozen=True)
 class Job:
     """A problem by its number in the set of a size, to be compiled for a device with these `facts` (of a GPU) or `threads`;
-    `configs` are the configurations of each template, the model's favourites first."""
+    `configs` are the configurations of each template, the model's favourites first. With `tf32` matmuls in float32 may round
+    their operands."""
 
     size: str
     number: int
@@ -76,6 +77,7 @@ class Job:
     facts: Mapping[str, int] | None
     configs: int = 2
     threads: int = 1
+    tf32: bool = False
 
     @property
     def problem(self) -> Problem:
@@ -133,7 +135,18 @@ def settled(job: Job) -> Iterator[None]:
             facts = dict(job.facts)
             stack.enter_context(patch.object(torch_adapter, "gpu_facts", lambda device: facts))
         stack.enter_context(torch.no_grad())
+        stack.enter_context(rounding(job.tf32))
         yield
+
+
+@contextmanager
+def rounding(tf32: bool) -> Iterator[None]:
+    """Matmuls in float32 may round their operands there, or must not."""
+    before, torch.backends.cuda.matmul.allow_tf32 = torch.backends.cuda.matmul.allow_tf32, tf32
+    try:
+        yield
+    finally:
+        torch.backends.cuda.matmul.allow_tf32 = before
 
 
 def _compile(job: Job, done: Compiled) -> None:
