@@ -44,9 +44,10 @@ PACKING, CACHED = 1.35, 2 << 20
 AMX_ORDERING = 1.5
 # What is left of a CPU's library's rate on 16-bit floats where there are no instructions that multiply them.
 EMULATED_SHARE = 0.25
-# What is left of cuBLAS' rate where rows begin at multiples of so many bytes; only 16 and 2 are measured. Of exact matmuls of
+# What is left of cuBLAS' rate where rows begin at multiples of so many bytes; only 16, 4 and 2 are measured (4 of TF32: 100 to
+# 130 of some 400 TFLOP/s, with rows of 1,001 to 50,257 numbers; H200, 2026-11-30). Of exact matmuls of
 # float32, all is: 3,001 x 3,001 x 512 took 203 us, 1,023 x 1,023 x 768 took 40 (H200, 2026-11-30, bench.untuned).
-ALIGNED_SHARE = {16: 1.0, 8: 0.7, 4: 0.45, 2: 0.14, 1: 0.14}
+ALIGNED_SHARE = {16: 1.0, 8: 0.7, 4: 0.3, 2: 0.14, 1: 0.14}
 # The same of 16-bit numbers, for which it has other kernels (H100, 2026-11-27, bench.untuned: 3,000 x 770 x 2,310 in 63 to
 # 71 us, 3,000 x 1,000 x 500 in 22 and 26 us, 1,500 x 700 x 1,200 in 19 us).
 ALIGNED_SHARE_OF_HALVES = {16: 1.0, 8: 0.2, 4: 0.22, 2: 0.14, 1: 0.14}

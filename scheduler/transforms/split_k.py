@@ -22,8 +22,8 @@ from kgen.ir.index import Atom, Expr, Sizes, Var
 from kgen.ir.plan import Kernel
 from kgen.scheduler.analysis.items import finished
 from kgen.scheduler.protocol import Attempt, Candidate, Changes, Decisions, Draft, Transform
-from kgen.scheduler.selection.choose import contraction_of, least_seconds, problems, template_seconds
-from kgen.scheduler.selection.memo import for_form
+from kgen.scheduler.selection.choose import contraction_of, least_seconds, problems
+from kgen.scheduler.selection.memo import for_form, prices
 from kgen.scheduler.transforms.accumulators import make_accumulators
 from kgen.templates.problem import Problem
 
@@ -130,10 +130,20 @@ def parts_of(problems: list[Problem], kernel: Kernel) -> int:
     takers = [p for p in problems if p.template.implements.batch]
     if not possible or all(p.uncalibrated for p in takers):
         return 1
-    whole, own = least_seconds(takers, vendor=True), template_seconds(takers, vendor=True)
-    # a part does as much of a template's work as it has of the sum: what its operands cost there, too
-    seconds, parts = min((max(model.cut_seconds(takers[0], n, tile), own / n), n) for n, tile in possible.items())
+    whole = least_seconds(takers, vendor=True)
+    seconds, parts = min((max(model.cut_seconds(takers[0], n, tile), _own(takers, n)), n) for n, tile in possible.items())
     return parts if seconds * DOUBT_OF_PARTS < whole else 1
+
+
+def _own(takers: Iterable[Problem], parts: int) -> float:
+    """The time of the best template at so many parts. Each does as much of the work as it has of the sum, what its operands
+    cost there included, but all of them together no more of it at a time than there are idle SMs to take it."""
+    found = math.inf
+    for problem in (p for p in takers if not p.uncalibrated):
+        for config, seconds in prices(problem):
+            idle = problem.device.compute_units / max(1, problem.sizes.of(problem.blocks(config)))
+            found = min(found, seconds / min(parts, max(1.0, idle)))
+    return found
 
 
 def possible_parts(problems: list[Problem], kernel: Kernel) -> dict[int, int]:

@@ -46,6 +46,9 @@ LONGER = {"erf": 45, "log1p": 80, "sigmoid": 12, "sin": 260, "cos": 260, "tan": 
 # The same of those whose results are to be as exact as eager's: a branch for each of a thread's numbers, one after the other
 # (H100, 2026-11-27, bench.untuned: 32 million tanh behind a matmul and in front of sums of rows, 128 us).
 EXACTLY = {"tanh": 140}
+# The same of each of the longer functions whose result is to be as exact, where warps have parts of their own: GELU and softplus of
+# float32 took 77 to 93 more than expected, SiLU behind a norm 107 to 165 (H200, 2026-11-30, bench.regret --dtypes f32 --tf32).
+EXACTLY_IN_PARTS = 85
 # The same of random numbers whose blocks are made for each of them: in Gluon, in a loop over tiles, which has no registers for
 # blocks, and of a part of a tile (H200, 2026-11-29, decision 0050: behind a linear layer of 67 million results 380 us more).
 EACH = {"rand": 290, "randn": 330, "randbits": 290}
@@ -355,6 +358,7 @@ def tile_of(problem: Problem, config: Config, together: int = 1, load: Load = Lo
     crowded = CROWDED if _is_crowded(problem, config) else 1.0
     each = bool(config.get("FLATTEN")) or config.get("EPILOGUE_SUBTILES", 1) > 1
     operations = _epilogue_cost(problem) + _random_cost(problem, each) + READ * _numbers_read(problem)
+    operations += EXACTLY_IN_PARTS * _exact_functions(problem) if _has_parts(config) else 0
     work = area * operations / ADDITIONS * waiting * crowded
     work += _sums_of_columns(problem) * config.BLOCK_N * config.WARPS * SUMMED
     share = area / (problem.size("b") * problem.size("m") * problem.size("n")) * device.compute_units / device.bandwidth
@@ -420,6 +424,13 @@ def _epilogue_cost(problem: Problem) -> int:
     roots = [root for s in problem.epilogue for root in s.roots]
     longer = [EXACTLY[v.op] for v in vs.topological(roots) if v.op in EXACTLY and v in _exact(problem)]
     return vs.total_cost(roots, LONGER) + sum(longer)
+
+
+@memoised
+def _exact_functions(problem: Problem) -> int:
+    """How many of the longer functions of each result are to be as exact as eager's."""
+    values = vs.topological([root for s in problem.epilogue for root in s.roots])
+    return sum(v.op in LONGER and v in _exact(problem) for v in values)
 
 
 @memoised
