@@ -97,6 +97,7 @@ class Reason(Enum):
     FEW_LAUNCHES = "a replay would cost the host more than its few launches"
     TEMPLATE = "a template computes it, with what is fused"
     VENDOR_FASTER = "the library call and separate kernels are estimated to be faster"
+    BARE = "a template computes the contraction alone faster than the library, and kernels of their own what follows it"
     UNCALIBRATED = "nobody has measured templates on contractions of this kind: the library call and separate kernels take it"
     VENDOR_MEASURED = "the library call and separate kernels were measured to be faster"
     LOOPS_MEASURED = "other loops or tiles than those by rule were measured to be faster"
@@ -184,6 +185,7 @@ CHANGES: dict[Reason, str] = {
     Reason.MORE_MEMORY: "accept two kernels, which need less memory, or use a smaller batch",
     Reason.NOTHING_RUNS: "accept it: there is nothing to record",
     Reason.VENDOR_FASTER: "set mode='max-autotune', which measures instead of estimating",
+    Reason.BARE: "set mode='max-autotune', which measures instead of estimating, or require_fused",
     Reason.UNCALIBRATED: "set mode='max-autotune', which measures templates on this machine",
     Reason.VENDOR_MEASURED: "accept the library's kernel: a template was slower here",
     Reason.NO_TEMPLATE: "write a template for it (docs/templates/tutorial.md)",

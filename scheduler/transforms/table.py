@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from kgen.scheduler.protocol import Transform
+from kgen.scheduler.transforms.bare_results import BareResults
 from kgen.scheduler.transforms.block_reduction import BlockReduction
 from kgen.scheduler.transforms.column_reduction import ColumnReduction
 from kgen.scheduler.transforms.concat_split import ConcatSplit
@@ -51,6 +52,7 @@ TRANSFORMS: tuple[Transform, ...] = (
     Selection(),
     SplitSoftmax(),
     TilePartials(),
+    BareResults(),
     LibraryStrides(),
     LibraryFusion(),
     ColumnReduction(),
