@@ -62,6 +62,8 @@ MOST_SHARES, MOST_SHARES_OF_COLUMNS = 512, 2048
 # So many times the shares that are wanted are better than a row in one program, where no other number divides a loop; and than
 # stores with a mask.
 MORE_SHARES, MORE_MASKED = 8, 2
+# So many times fewer shares than are wanted are too few, where a kernel more would have none to count.
+TOO_FEW = 4
 # Points of the last loops that a share has side by side at least: about a cache line.
 LEAST_RUN = 16
 # Of how much of the largest access another one has to be a part to matter.
@@ -107,6 +109,10 @@ def split_reduction(kernel: Kernel, graph: ir.Graph, sizes: Sizes, gpu: Gpu) -> 
     wanted = min(_wanted(kernel, tiling, gpu) // programs, work // chunk, _most_shares(kernel, tiling))
     if wanted < 2 and channel is None:
         return (kernel,)
+    apart = _points_apart(kernel, wanted) if channel is None else None
+    if apart is not None:
+        points, reduced = apart
+        return (points, *split_reduction(reduced, graph, sizes, gpu))
     loops = _in_long_runs(shared, _by_stride(shared, graph, sizes), graph, max(1, wanted), sizes)
     for whole, first in _loops_to_cut(loops, max(1, wanted), sizes):
         loop, shares = first, _shares(kernel, first, min(max(1, wanted // sizes.points(whole)), sizes.of(first.extent)))
@@ -114,10 +120,49 @@ def split_reduction(kernel: Kernel, graph: ir.Graph, sizes: Sizes, gpu: Gpu) -> 
             loop, shares = _faster_loop(kernel, loops[len(whole) + 1 :], wanted // sizes.points(whole), sizes) or (first, 1)
         elif shares is None and channel is not None:
             shares = 1
-        if shares is not None:
+        if shares is not None and not (_counts(kernel) and channel is None and _are_few(shares, wanted, kernel)):
             return _Split(kernel, graph, whole, loop, shares, channel).run()
     rest = _shares_and_rest(kernel, wanted) if channel is None else None
     return (kernel,) if rest is None else _Split(kernel, graph, (), kernel.inner[0], rest, None).run()
+
+
+def _are_few(shares: int, wanted: int, kernel: Kernel) -> bool:
+    """Whether a number that divides a row leaves programs to be wished for, where the kernel that joins shares can have the
+    rest of a number that does not."""
+    return TOO_FEW * shares < wanted and _shares_and_rest(kernel, wanted) is not None
+
+
+def _points_apart(kernel: Kernel, wanted: int) -> tuple[Kernel, Kernel] | None:
+    """What a kernel adds to memory point by point, with what it stores, and what it reduces, as two kernels, where one would have
+    few programs: what joins shares cannot add the rest of a row again, and no number near `wanted` divides a row whose points
+    are counted. The second kernel reads what the first one stores."""
+    if not _counts(kernel) or len(kernel.inner) != 1 or any(s.section < 0 for s in kernel.statements):
+        return None
+    shares = _shares(kernel, kernel.inner[0], wanted)
+    own = [s for s in kernel.statements if s.inner and s.kind != "reduction" and (s.kind == "scatter" or any(s.stored))]
+    if not any(s.kind == "scatter" for s in own) or any(s.target is not None and s.kind != "scatter" for s in own):
+        return None
+    if kernel.inner[0].extent.as_int() is None or (shares is not None and TOO_FEW * shares >= wanted):
+        return None
+    reduced = _needed([s for s in kernel.statements if not s.inner or s.kind == "reduction"], kernel, stored=own)
+    points = [replace(s, inner=False, section=-1) for s in _needed(own, kernel)]
+    updated = {name for s in own if s.kind == "scatter" for name in (s.target, *s.outs)}
+    if any(load.attr[0] in updated for s in reduced for load in vs.loads(s.roots)):
+        return None
+    return (
+        replace(kernel, outer=(*kernel.outer, *kernel.inner), inner=(), sections=0, statements=tuple(points)),
+        replace(kernel, name=f"{kernel.name}_reduced", statements=tuple(reduced)),
+    )
+
+
+def _needed(wanted: Sequence[Statement], kernel: Kernel, stored: Sequence[Statement] = ()) -> list[Statement]:
+    """Statements of a kernel in their order, with those that make what they read, but for what is `stored` elsewhere."""
+    kept, read = set(wanted), {load.attr[0] for s in wanted for load in vs.loads(s.roots)}
+    for s in reversed(kernel.statements):
+        if s not in kept and s not in stored and not read.isdisjoint(s.outs):
+            kept.add(s)
+            read |= {load.attr[0] for load in vs.loads(s.roots)}
+    return [s for s in kernel.statements if s in kept]
 
 
 def _shares_and_rest(kernel: Kernel, wanted: int) -> int | None:

@@ -235,6 +235,31 @@ def test_values_of_statistics_of_awkward_numbers_of_rows(rows: int) -> None:
         assert error(got, want) < 1e-6
 
 
+def added_and_its_statistics(x: Tensor, at: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """What is added to a table row by row, and has statistics."""
+    y = torch.tanh(x) * 2
+    return torch.zeros(300, x.shape[1], device=x.device).index_add(0, at, y), *torch.var_mean(y, 0)
+
+
+@pytest.mark.parametrize("rows", [100_003, 100_001], ids=["a prime", "11 divides it"])
+def test_statistics_beside_updates_have_a_kernel_of_their_own(rows: int) -> None:
+    """No share of theirs may end early, and nothing may be added again."""
+    plan = planned(added_and_its_statistics, torch.empty(rows, 96), torch.empty(rows, dtype=torch.int64))
+    points = next(step for step in plan.kernels if any(s.kind == "scatter" for s in step.statements))
+    assert not points.inner
+    partial = next(step for step in plan.kernels if any(s.op == "welford" for s in step.statements))
+    shares = partial.outer[0].extent.as_int()
+    assert shares is not None
+    assert shares > 100
+
+
+@pytest.mark.interpret
+def test_values_of_statistics_beside_updates() -> None:
+    args = torch.randn(20_011, 8), torch.randint(0, 300, (20_011,))
+    for found, exact in zip(compiled(added_and_its_statistics, *args), added_and_its_statistics(*args), strict=True):
+        torch.testing.assert_close(found, exact, rtol=1e-4, atol=1e-4)
+
+
 def counted_and_averaged(labels: Tensor, found: Tensor) -> tuple[Tensor, Tensor]:
     """A confusion matrix, and how much is right: the updates and the sum read the same data in one kernel."""
     counts = torch.zeros(49).index_add(0, labels * 7 + found, torch.ones_like(found, dtype=torch.float32))
