@@ -28,6 +28,7 @@ from kgen.capture.operators import check_names, makes_quantised, resizes_storage
 from kgen.capture.shared_storages import SameStorages, may_write, shared_views
 from kgen.capture.torch_adapter import GraphInfo, Snapshot, copied_graph
 from kgen.config import Config
+from kgen.device import is_rounded
 from kgen.failures import Attempt
 from kgen.templates import registry
 from kgen.tuning.store import stores
@@ -667,8 +668,9 @@ def toolchain_of(config: Config) -> AbstractContextManager[object]:
 
 def _cache_key(config: Config) -> tuple[Any, ...]:
     """Lanes and tiles are chosen for the instruction set that was found, which machines that share a cache need not share,
-    templates among those that have been registered, and by what was measured. Where that happens while compiling, what is
+    templates among those that have been registered, and by what was measured. Torch's key has no setting of convolutions. Where that happens while compiling, what is
     compiled is as good as the file that it leaves behind."""
     tuned = () if config.autotune else stores(config).fingerprint()
     with toolchain_of(config):
-        return (*configuration.code_key(config), toolchain.isa().name, registry.fingerprint(), tuned)
+        rounded = tuple(is_rounded(torch.float32, windows) for windows in (False, True))
+        return (*configuration.code_key(config), toolchain.isa().name, registry.fingerprint(), tuned, rounded)

@@ -229,7 +229,9 @@ def _job(gm: GraphModule, info: GraphInfo, config: Config, compile_graph: Compil
         return None
     try:
         graph, setting = packed(gm), Setting.here(config)
-        key = entry_tag((signature(gm), info.role, code_key(config), setting.threads, setting.allow_tf32))
+        key = entry_tag(
+            (signature(gm), info.role, code_key(config), setting.threads, setting.allow_tf32, setting.allow_tf32_windows)
+        )
         return Job(key, graph, replace(info, shape_env=None), config, setting, compile_graph)
     except NotPackable as cause:
         counters.add("background.refused")

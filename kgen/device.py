@@ -31,9 +31,11 @@ ADDITIONS = 220 * 1.7e9
 AVX512_NARROW = 2
 
 
-def is_rounded(kind: torch.dtype) -> bool:
-    """Whether a GPU's matrix units round numbers of a type to TF32, as torch's setting for matmuls allows."""
-    return kind is torch.float32 and torch.backends.cuda.matmul.allow_tf32
+def is_rounded(kind: torch.dtype, windows: bool = False) -> bool:
+    """Whether a GPU's matrix units round numbers of a type to TF32, as torch's setting for matmuls allows, or that for
+    convolutions, which read `windows`. Its `allow_tf32` is not asked: that raises where `fp32_precision` was set."""
+    setting = torch.backends.cudnn.conv if windows else torch.backends.cuda.matmul
+    return kind is torch.float32 and setting.fp32_precision == "tf32"
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,8 +64,9 @@ class Device:
         """Whether a CPU's AMX multiplies numbers of a type."""
         return self.kind == "cpu" and kind is torch.bfloat16 and self.narrow > AVX512_NARROW
 
-    def rate(self, kind: torch.dtype) -> float:
-        """Operations a second of the units that multiply numbers of a type."""
+    def rate(self, kind: torch.dtype, rounded: bool | None = None) -> float:
+        """Operations a second of the units that multiply numbers of a type, which are `rounded` to TF32 or not; where that is not
+        said, as matmuls are."""
         if self.kind == "cpu":
             wide = self.flops / self.narrow
             return self.flops if kind is torch.bfloat16 else wide * {1: 2, 8: 0.5}.get(kind.itemsize, 1)
@@ -71,7 +74,8 @@ class Device:
             return self.flops * 2
         if kind.itemsize == 2:
             return self.flops
-        return self.flops / 2 if is_rounded(kind) else self.flops / self.narrow
+        tf32 = is_rounded(kind) if rounded is None else rounded
+        return self.flops / 2 if tf32 else self.flops / self.narrow
 
 
 H200 = Device()

@@ -573,8 +573,13 @@ class Problem:
 
     @property
     def tf32(self) -> bool:
-        """Whether the operands are of float32, and torch's setting for matmuls lets their last digits go."""
-        return is_rounded(self.main_dtype)
+        """Whether the operands are of float32, and torch's settings let their last digits go: that for matmuls, and that for
+        convolutions where the contractions are those of convolutions or of their gradients."""
+        return self.main_dtype is torch.float32 and all(is_rounded(torch.float32, windows) for windows in self._read_windows)
+
+    @cached_property
+    def _read_windows(self) -> frozenset[bool]:
+        return frozenset(ir.reads_windows(self.graph, s.outs[0]) for s in self.mains)
 
     @property
     def rounds(self) -> bool:
@@ -590,7 +595,7 @@ class Problem:
     @property
     def rate(self) -> float:
         """Operations a second of the units that multiply the operands."""
-        return self.device.rate(self.main_dtype)
+        return self.device.rate(self.main_dtype, self.tf32)
 
     @property
     def size_of_result(self) -> int:

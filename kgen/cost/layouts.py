@@ -110,8 +110,7 @@ def wants_channels_last(image: torch.Tensor) -> bool:
         return False
     if image.device.type == "cpu":
         return image.dtype.itemsize <= 4 and torch.backends.mkldnn.is_available()
-    tf32 = image.dtype is torch.float32 and (torch.backends.cudnn.allow_tf32 or is_rounded(image.dtype))
-    return image.device.type == "cuda" and (image.dtype.itemsize == 2 or tf32)
+    return image.device.type == "cuda" and (image.dtype.itemsize == 2 or is_rounded(image.dtype, windows=True))
 
 
 def _bytes(value: torch.Tensor) -> int:

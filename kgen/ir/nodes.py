@@ -541,6 +541,15 @@ def source_in(graph: Graph, name: str, role: str) -> str | None:
     return found.source if found is not None and found.role == role else None
 
 
+def reads_windows(graph: Graph, total: str) -> bool:
+    """Whether the sum of a contraction, or of a part of one, is that of a convolution or of one of its gradients."""
+    windowed = {node.out for node in graph.nodes if is_contraction(node) and node.windowed}
+    made = graph.provenance.get(total) if windowed else None
+    while made is not None and made.source not in windowed:
+        made = graph.provenance.get(made.source)
+    return made is not None
+
+
 def call_of(node: Node) -> Extern | None:
     """The library call that the node is, or that is equivalent to it."""
     if isinstance(node, Contraction | Operation | Attention):

@@ -10,6 +10,7 @@ from typing import Any
 import torch
 
 from kgen.config import Config, override
+from kgen.device import is_rounded
 
 __all__ = ["Array", "BenchmarkJob", "Check", "Setting", "undisturbed"]
 
@@ -69,18 +70,21 @@ class Setting:
     threads: int
     allow_tf32: bool
     options: tuple[tuple[str, str | None], ...]  # of kgen's configuration: folders, compiler, instruction set
+    allow_tf32_windows: bool = True  # of convolutions
 
     @classmethod
     def here(cls, config: Config) -> Setting:
         """That of this process."""
         options = (("cache_dir", config.cache_dir), ("compiler", config.compiler), ("isa", config.isa))
-        return cls(torch.get_num_threads(), torch.backends.cuda.matmul.allow_tf32, options)
+        matmuls, windows = (is_rounded(torch.float32, windows) for windows in (False, True))
+        return cls(torch.get_num_threads(), matmuls, options, windows)
 
     @contextlib.contextmanager
     def applied(self) -> Iterator[None]:
         """In the process that runs what was asked, which it has for itself."""
         torch.set_num_threads(self.threads)
         torch.backends.cuda.matmul.allow_tf32 = self.allow_tf32
+        torch.backends.cudnn.allow_tf32 = self.allow_tf32_windows
         with self.toolchain():
             yield
 
@@ -102,7 +106,7 @@ class Check:
 class BenchmarkJob:
     """`candidates` are compiled graphs in their serialised form, all of the same function; `arguments` are what they take.
     Results are compared with those of candidate `reference`, bit by bit if `exact`, else as far as rounding allows: `roundings`
-    has for each result the narrowest type on the way to it. `check` is a second, closer comparison. At least `cold` bytes of
+    has for each result the narrowest type on the way to it. They are of convolutions where they read `windows`. `check` is a second, closer comparison. At least `cold` bytes of
     arguments are gone through before any are used again."""
 
     title: str
@@ -116,6 +120,7 @@ class BenchmarkJob:
     exact: bool = False
     roundings: tuple[torch.dtype, ...] = ()
     check: Check | None = None
+    windows: bool = False
 
 
 def undisturbed(samples: Sequence[float]) -> float:

@@ -11,6 +11,7 @@ from collections.abc import Hashable, Iterable, Mapping, Sequence
 
 import torch
 
+from kgen.device import is_rounded
 from kgen.ir import index as ix
 from kgen.ir import nodes as ir
 from kgen.ir.index import Expr, Size, Sizes, Var
@@ -46,7 +47,7 @@ def keys_of(
 
 def _described(kernel: Kernel, graph: ir.Graph) -> _Description:
     """The same for all kernels that are equal but for names, as those of equal layers are."""
-    settings = ("described for tuning", torch.backends.cuda.matmul.allow_tf32)
+    settings = ("described for tuning", *(is_rounded(torch.float32, windows) for windows in (False, True)))
     return for_form(settings, [kernel], graph, lambda: _Description(prepared(kernel, graph), graph))
 
 
@@ -151,7 +152,8 @@ class _Description(_Form):
     def __init__(self, kernel: Kernel, graph: ir.Graph) -> None:
         self.main = next(s for s in kernel.statements if s.kind == "contraction")
         super().__init__(kernel, graph, self._roles(kernel))
-        allowed = torch.backends.cuda.matmul.allow_tf32 if torch.float32 in self.main.operands else None
+        windows = ir.reads_windows(graph, self.main.outs[0])
+        allowed = is_rounded(torch.float32, windows) if torch.float32 in self.main.operands else None
         self.form = (tuple(self.rows), self.statements, allowed)
 
     def _roles(self, kernel: Kernel) -> dict[Var, str]:

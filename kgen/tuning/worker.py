@@ -100,7 +100,9 @@ class _Run:
         """Arguments, and how to compare what becomes of them."""
         if self.benchmark.exact:
             return [(self.sets[0], _bits)]
-        limits = TF32_TOLERANCE if self.benchmark.setting.allow_tf32 else TOLERANCE
+        setting = self.benchmark.setting
+        rounded = setting.allow_tf32_windows if self.benchmark.windows else setting.allow_tf32
+        limits = TF32_TOLERANCE if rounded else TOLERANCE
         compare = partial(difference, roundings=self.benchmark.roundings, limits=limits)
         found: list[tuple[list[Any], Compare]] = [(self.sets[0], compare)]
         check = self.benchmark.check
