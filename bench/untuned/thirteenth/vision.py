@@ -873,7 +873,7 @@ BLOCKS: tuple[Block, ...] = (
             *convs(m, (c // 2, c, 1, 1), (c // 2, c // 2, 1, 1), (c // 2, c // 2, 3, 3), (c // 2, c, 1, 1), (c, c, 1, 1)),
             *convs(m, (c // 2, c, 1, 1), (c, 2 * c, 1, 1)),
         ],
-        (4, 8, 8),
+        (2, 32, 8),
     ).block("pooled partial", 16, 512, 20, training=True),
     Sized(
         dense_residual,
