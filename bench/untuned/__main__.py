@@ -52,6 +52,7 @@ from bench.untuned import (
     sixth,
     tenth,
     third,
+    thirteenth,
     twelfth,
     vision,
 )
@@ -73,6 +74,7 @@ LISTS: dict[str, tuple[Block, ...]] = {
     "tenth": tenth.BLOCKS,
     "eleventh": eleventh.BLOCKS,
     "twelfth": twelfth.BLOCKS,
+    "thirteenth": thirteenth.BLOCKS,
 }
 BLOCKS = tuple(block for blocks in LISTS.values() for block in blocks)
 Call = Callable[[], Any]

@@ -31,6 +31,11 @@ class Span:
         """The distance from the first element to the one behind the last."""
         return (self.length - 1) * self.step + 1 if self.length else 0
 
+    @property
+    def overlaps(self) -> bool:
+        """Whether what one iteration touches reaches beyond where the next one begins."""
+        return self.kept and 0 < abs(self.advance) < self.extent
+
     def first(self, iteration: int) -> int:
         """The first element of an iteration."""
         return self.start + self.advance * iteration

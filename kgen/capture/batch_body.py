@@ -311,6 +311,9 @@ class _Written:
                 copied = self.body.inputs.get(region)
                 if copied is not None and storage_of(example(copied)) != storage_of(example(region.base)):
                     raise Refused(f"a copy of {region.base.name} would be written: iterations run backwards")
+                if any(span.overlaps for span in region.access.spans):
+                    # Nothing need be written by two iterations, but torch functionalizes no write into such a view.
+                    raise Refused(f"parts of {region.base.name} are written that overlap along one dimension")
                 for other in regions.touched:
                     if self._may_meet(region, other):
                         raise Refused(f"iterations write parts of {region.base.name} that other iterations need")

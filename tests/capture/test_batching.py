@@ -297,6 +297,14 @@ def written_backwards_and_joined(b: Tensor) -> Tensor:
     return torch.stack(made) + out
 
 
+def later_in_each_row(b: Tensor) -> Tensor:
+    """No two windows share an element, but along one dimension they overlap: torch functionalizes no writes into those."""
+    out = b.new_zeros(N, 2 * N)
+    for i in range(N):
+        out[i, i : i + N] = b[i]
+    return out
+
+
 def rows_and_columns(b: Tensor) -> None:
     for i in range(N):
         b[i] += 1
@@ -325,13 +333,27 @@ def single_values(b: Tensor) -> list[Tensor]:
 @pytest.mark.parametrize(
     "f",
     [
-        carried, reversed_in_place, all_of_it, by_another_view, one_place, overlapping, rows_and_columns, broadcast,
-        accumulated, single_values, written_in_both_directions, written_backwards_and_joined,
+        carried, reversed_in_place, all_of_it, by_another_view, one_place, overlapping, later_in_each_row, rows_and_columns,
+        broadcast, accumulated, single_values, written_in_both_directions, written_backwards_and_joined,
     ],
     ids=lambda f: f.__name__,
 )  # fmt: skip
 def test_no_batch(f: Callable[..., Any]) -> None:
     assert not same(f, *tensors((N, N))).batches
+
+
+def test_windows_that_overlap_along_a_dimension() -> None:
+    """They are read in a batch, and written one after the other: read for a result, so that functionalization runs."""
+
+    def f(b: Tensor) -> Tensor:
+        out = b.new_zeros(N, 3 * N)
+        for i in range(N):
+            out[i, i : i + 2 * N : 2] = b[i]
+        return torch.stack([out[i, i : i + 2 * N] for i in range(N)])
+
+    torch._dynamo.reset()
+    (b,) = tensors((N, N))
+    torch.testing.assert_close(torch.compile(f, backend="kgen", fullgraph=True)(b), f(b))
 
 
 def test_random_numbers_are_drawn_in_order() -> None:
