@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from collections import Counter
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from copy import copy
 from dataclasses import dataclass, replace
@@ -646,10 +647,12 @@ class Problem:
 
     @cached_property
     def epilogue_bytes(self) -> int:
-        """Bytes that the epilogue reads and writes."""
+        """Bytes that the epilogue reads and writes; of rows of which data or strides choose some, only these."""
         made = {o for s in self.kernel.statements for o in s.outs}
-        read = {v.attr[0] for s in self.epilogue for v in vs.loads(s.roots)} - made
-        return sum(self.sizes.bytes(self.graph.buffers[b]) for b in read) + self.stored_bytes
+        read = Counter(v.attr[0] for v in {v for s in self.epilogue for v in vs.loads(s.roots)} if v.attr[0] not in made)
+        points = max(self._points(axes) for axes in self.template.implements.results)
+        buffers = [(self.graph.buffers[name], loads) for name, loads in read.items()]
+        return self.stored_bytes + sum(min(self.sizes.bytes(b), loads * points * b.dtype.itemsize) for b, loads in buffers)
 
     @cached_property
     def stored_bytes(self) -> int:

@@ -50,6 +50,17 @@ def test_pointers_start_at_the_first_element_whatever_the_geometry():
     assert torch.equal(out[:2], torch.zeros(2))
 
 
+def test_an_atomic_sum_under_a_mask_that_is_broadcast():
+    source = """def added(x, out):
+    i = tl.arange(0, 128)[None, :]
+    row = tl.program_id(0) + tl.arange(0, 1)[:, None]
+    tl.atomic_add(out + i + 0 * row, tl.load(x + 128 * row + i), row < 3)
+"""
+    x, out = torch.randn(3, 128), torch.zeros(128)
+    Interpreted(tk.kernel(source, ("*fp32", "*fp32")))(x, out, 4, 1, 1)
+    torch.testing.assert_close(out, x.sum(0))
+
+
 def test_booleans_and_reinterpreted_pointers():
     source = "def flip(x, y):\n    i = tl.arange(0, 4)\n    tl.store(x + i, tl.load(x + i) == 0)\n    tl.store(y + i, i)\n"
     flags, words = torch.tensor([True, False, True, False]), torch.zeros(4)

@@ -195,8 +195,10 @@ def _dot(_self: Any, left: Any, right: Any, acc: Any, *_precision: Any) -> Any:
 
 
 def _atomic(self: Any, original: Callable[..., Any], mode: Any, pointers: Any, value: Any, mask: Any, *order: Any) -> Any:
-    """Triton's interpreter has no atomic addition of bfloat16, the only mode of it that the GPU has."""
+    """Triton's interpreter has no atomic addition of bfloat16, the only mode of it that the GPU has, and reads a mask as flat
+    memory: of one that is broadcast it took what stands behind it."""
     if value.dtype.scalar != tl.bfloat16:
+        mask = interpreter.TensorHandle(np.ascontiguousarray(mask.data), mask.dtype)
         return original(self, mode, pointers, value, mask, *order)
     before = np.zeros_like(value.data)
     for place in map(tuple, np.argwhere(mask.data)):

@@ -201,6 +201,17 @@ def test_what_differs_by_the_batch_alone_is_computed_for_one_row() -> None:
     assert across > 1.1 * divided
 
 
+def test_of_a_table_an_epilogue_reads_the_rows_that_are_chosen() -> None:
+    """The whole table made the doubt of what is read no finite number."""
+
+    def gated(x: Tensor, w: Tensor, table: Tensor, at: Tensor) -> Tensor:
+        return torch.erf(x @ w) * table[at]
+
+    problem = problem_of(gated, e(2, 512), e(512, 64), e(100000, 64), e(2, dtype=torch.int64), template="triton_matmul")
+    assert problem.epilogue_bytes - problem.stored_bytes == 2 * 64 * 2 + 2 * 8
+    assert 0 < model.vendor_seconds(problem) < 1e-3
+
+
 def library_seconds(m: int, k: int, n: int, dtype: torch.dtype = torch.float16) -> float:
     """The estimate for the library's matmul."""
     options = Options(gpu_everywhere=True, gpu=Gpu(arch=90), only=Only("triton_matmul", lambda found: found[0]))
