@@ -95,7 +95,7 @@ class _Stencils:
 
     def _depth(self, load: Value) -> int:
         maker = self.makers.get(load.attr[0])
-        return 0 if maker is None else self.depths.get(maker, 0) + (load.attr[0] in self.apart and self._is_beside(load))
+        return 0 if maker is None else self.depths.get(maker, 0) + (load.attr[0] in self.apart and self.is_beside(load))
 
     def forget(self, name: str) -> None:
         """Drops a value that nobody reads any longer."""
@@ -114,14 +114,14 @@ class _Stencils:
         hidden = buffer.kind == "intermediate" and buffer.alias_of is None and not buffer.parts and name not in self.kept
         return node if isinstance(node, ir.Pointwise) and hidden else None
 
-    def _loads(self, name: str) -> list[tuple[ir.Node, Value]]:
+    def loads_of(self, name: str) -> list[tuple[ir.Node, Value]]:
         nodes = [self.nodes[number] for number in sorted(self.readers.get(name, ()))]
         return [(node, load) for node in nodes for load in vs.loads(ir.roots(node)) if load.attr[0] == name]
 
     def _is_read_beside(self, name: str) -> bool:
-        return self._value(name) is not None and any(self._is_beside(load) for _, load in self._loads(name))
+        return self._value(name) is not None and any(self.is_beside(load) for _, load in self.loads_of(name))
 
-    def _is_beside(self, load: Value) -> bool:
+    def is_beside(self, load: Value) -> bool:
         """Whether a load moves along loops from another point than 0, or backwards, or stays at one of many points."""
         sizes = self.graph.buffers[load.attr[0]].sizes
         return any(size != 1 if e.as_int() is not None else _is_shifted(e) for e, size in zip(load.attr[1], sizes, strict=True))
@@ -133,7 +133,7 @@ class _Stencils:
         count = _elements(buffer.sizes)
         if node is None or count < (1 if self.gpu else LARGE) or not self._is_plain(node):
             return False
-        readers = self._loads(name)
+        readers = self.loads_of(name)
         return all(
             isinstance(reader, Reader) and _is_static(load) and _points(reader) <= MOST_POINTS * count
             for reader, load in readers
@@ -256,16 +256,24 @@ class _Move:
         double = any(buffers[name].dtype is torch.float64 for name in self.names)
         operations = DOUBLE_OPERATIONS if double else OPERATIONS
         # on a CPU a cache may have what the kernel of a value reads
-        changed = (*self.readers, *self.makers) if among.gpu else self.readers
-        kernels = {among.kernel_of(number) for number in changed}
+        alone = filter(self._is_alone, self.makers) if among.gpu else ()
+        kernels = {among.kernel_of(number) for number in (*self.readers, *alone)}
         saved: float = sum(map(self._bytes, self.names)) + sum(map(self._saved, kernels))
         saved += LAUNCH * among.gpu * sum(map(self._part_of_launch, kernels))
         return saved * operations / elements - sum(map(self._arithmetic, self._groups()))
 
+    def _is_alone(self, number: int) -> bool:
+        """Whether a value has a kernel without its readers: each of these reads it beside its points. A sum that does not do so
+        has the value in its own kernel."""
+        among, [name] = self.among, ir.outs(self.among.nodes[number])
+        beside = {id(node) for node, load in among.loads_of(name) if among.is_beside(load)}
+        own = among.kernel_of(number)
+        return all(id(among.nodes[k]) in beside or among.kernel_of(k) == own for k in among.readers[name])
+
     def _part_of_launch(self, kernel: object) -> float:
         """The part of a kernel that the move takes away, if others may take the rest."""
         nodes = self.among.together[kernel]
-        return len(nodes & self.makers) / len(nodes) if nodes <= self.among.movable else 0
+        return len(nodes & self.makers) / len(nodes) if nodes and nodes <= self.among.movable else 0
 
     def _groups(self) -> list[list[int]]:
         """The readers of each kernel."""
