@@ -23,9 +23,10 @@ from kgen.ir.index import Expr
 from kgen.ir.values import Value
 from kgen.lowering.short_axes import Reader, kept_whole
 
-# Fewer elements are in a core's cache; and on a GPU, where a value that is stored has a launch as well, so many times fewer are
-# nothing beside that.
-LARGE, FEWER_ON_GPU = 1 << 20, 8
+# Fewer elements are in a core's cache. On a GPU, a value that is stored has a launch as well.
+LARGE = 1 << 20
+# Bytes that a GPU moves in the time of a launch that waits for another one, at least. Fewer points take as long as so many.
+LAUNCH, FEWEST_BUSY = 1 << 22, 1 << 16
 # A reader with many more points than the value has elements would compute each of them several times.
 MOST_POINTS = 1.25
 # Loads and operations of a reader, at most: registers hold what it reads, and its text stays short.
@@ -34,6 +35,8 @@ MAX_LOADS, MAX_COST = 32, 400
 OPERATIONS, DOUBLE_OPERATIONS, LOAD = 6, 3, 3
 # Points of a loop that a thread may have, at most, so that it computes once what is the same for them.
 MOST_SHARED = 4
+# Bytes between what neighbouring threads of a GPU store, at most: a sector of a cache line.
+SECTOR = 32
 # Values that are tried together, at most.
 MOST_TRIED = 8
 
@@ -41,22 +44,21 @@ MOST_TRIED = 8
 def recompute_in_stencils(graph: ir.Graph, on_gpu: Callable[[torch.device], bool]) -> None:
     """Replaces loads of such values by what they are made of, where this moves fewer bytes for little arithmetic."""
     made = [graph.buffers[node.out] for node in graph.nodes if isinstance(node, ir.Pointwise)]
-    least = LARGE // FEWER_ON_GPU if any(on_gpu(buffer.device) for buffer in made) else LARGE
-    if any(_elements(buffer.sizes) >= least for buffer in made):
-        _Stencils(graph, least).run()
+    gpu = any(on_gpu(buffer.device) for buffer in made)
+    if any(_elements(buffer.sizes) >= (1 if gpu else LARGE) for buffer in made):
+        _Stencils(graph, gpu).run()
 
 
 class _Stencils:
-    """Values of at least so many elements."""
-
-    def __init__(self, graph: ir.Graph, least: int) -> None:
-        self.graph, self.least = graph, least
+    def __init__(self, graph: ir.Graph, gpu: bool) -> None:
+        self.graph, self.gpu = graph, gpu
         self.nodes: dict[int, ir.Node] = dict(enumerate(graph.nodes))
         self.kept = kept_whole(graph)
         self.makers = {out: number for number, node in self.nodes.items() for out in ir.outs(node)}
         self.readers: dict[str, set[int]] = {}
+        self.movable = set[int]()  # nodes whose readers may compute them
         self.depths: dict[int, int] = {}  # how many values below a node are read beside where they are made
-        self.together: dict[object, set[str]] = {}  # what the nodes of a kernel read
+        self.together: dict[object, set[int]] = {}  # the nodes of a kernel
         self.memo: dict[tuple[str, frozenset[str]], Value] = {}  # what values are made of, until a node changes
         known: dict[str, str] = {}
         aliases = (buffer for buffer in graph.buffers.values() if buffer.alias_of is not None and not buffer.is_part)
@@ -69,8 +71,9 @@ class _Stencils:
         self.apart = {name for name in self.readers if self._is_read_beside(name)}
         for number, node in self.nodes.items():
             self.depths[number] = max((self._depth(load) for load in vs.loads(ir.roots(node))), default=0)
-            self.together.setdefault(self.kernel_of(number), set()).update(ir.reads(node))
+            self.together.setdefault(self.kernel_of(number), set()).add(number)
         candidates = [name for name in self.makers if name in self.apart and self._may_move(name)]
+        self.movable = {self.makers[name] for name in candidates}
         for family in self._families(candidates):
             self._settle(family)
         self.graph.nodes = [self.nodes[number] for number in sorted(self.nodes)]
@@ -92,11 +95,12 @@ class _Stencils:
 
     def _depth(self, load: Value) -> int:
         maker = self.makers.get(load.attr[0])
-        return 0 if maker is None else self.depths.get(maker, 0) + (load.attr[0] in self.apart and _is_beside(load))
+        return 0 if maker is None else self.depths.get(maker, 0) + (load.attr[0] in self.apart and self.is_beside(load))
 
     def forget(self, name: str) -> None:
         """Drops a value that nobody reads any longer."""
         number = self.makers.pop(name)
+        self.together[self.kernel_of(number)].discard(number)
         for read in ir.reads(self.nodes.pop(number)):
             self.readers[read].discard(number)
         self.readers[name].clear()
@@ -110,21 +114,26 @@ class _Stencils:
         hidden = buffer.kind == "intermediate" and buffer.alias_of is None and not buffer.parts and name not in self.kept
         return node if isinstance(node, ir.Pointwise) and hidden else None
 
-    def _loads(self, name: str) -> list[tuple[ir.Node, Value]]:
+    def loads_of(self, name: str) -> list[tuple[ir.Node, Value]]:
         nodes = [self.nodes[number] for number in sorted(self.readers.get(name, ()))]
         return [(node, load) for node in nodes for load in vs.loads(ir.roots(node)) if load.attr[0] == name]
 
     def _is_read_beside(self, name: str) -> bool:
-        return self._value(name) is not None and any(_is_beside(load) for _, load in self._loads(name))
+        return self._value(name) is not None and any(self.is_beside(load) for _, load in self.loads_of(name))
+
+    def is_beside(self, load: Value) -> bool:
+        """Whether a load moves along loops from another point than 0, or backwards, or stays at one of many points."""
+        sizes = self.graph.buffers[load.attr[0]].sizes
+        return any(size != 1 if e.as_int() is not None else _is_shifted(e) for e, size in zip(load.attr[1], sizes, strict=True))
 
     def _may_move(self, name: str) -> bool:
         """Whether readers may compute a value: from memory that nobody writes, at places that are known, and each of them about
         as many elements as there are."""
         node, buffer = self._value(name), self.graph.buffers[name]
         count = _elements(buffer.sizes)
-        if node is None or count < self.least or not self._is_plain(node):
+        if node is None or count < (1 if self.gpu else LARGE) or not self._is_plain(node):
             return False
-        readers = self._loads(name)
+        readers = self.loads_of(name)
         return all(
             isinstance(reader, Reader) and _is_static(load) and _points(reader) <= MOST_POINTS * count
             for reader, load in readers
@@ -231,22 +240,40 @@ class _Move:
 
     def __init__(self, among: _Stencils, names: frozenset[str]) -> None:
         self.among, self.names = among, names
-        own = {among.makers[name] for name in names}
-        self.readers = sorted({number for name in names for number in among.readers[name]} - own)
-        self.old = {number: among.expanded(ir.roots(among.nodes[number]), frozenset())[0] for number in self.readers}
-        self.new = {number: among.expanded([value], names)[0] for number, value in self.old.items()}
+        self.makers = {among.makers[name] for name in names}
+        self.readers = sorted({number for name in names for number in among.readers[name]} - self.makers)
+        changed = (*self.readers, *self.makers)
+        self.old = {number: among.expanded(ir.roots(among.nodes[number]), frozenset())[0] for number in changed}
+        self.new = {number: among.expanded([self.old[number]], names)[0] for number in self.readers}
 
     def is_large(self) -> bool:
         return any(len(vs.loads([value])) > MAX_LOADS or vs.total_cost([value]) > MAX_COST for value in self.new.values())
 
     def gain(self) -> float:
-        buffers = self.among.graph.buffers
-        elements = max(_elements(buffers[name].sizes) for name in self.names)
+        among = self.among
+        buffers = among.graph.buffers
+        elements = max(FEWEST_BUSY * among.gpu, *(_elements(buffers[name].sizes) for name in self.names))
         double = any(buffers[name].dtype is torch.float64 for name in self.names)
         operations = DOUBLE_OPERATIONS if double else OPERATIONS
-        groups = self._groups()
-        saved = sum(map(self._bytes, self.names)) + sum(map(self._saved, groups))
-        return saved * operations / elements - sum(map(self._arithmetic, groups))
+        # on a CPU a cache may have what the kernel of a value reads
+        alone = filter(self._is_alone, self.makers) if among.gpu else ()
+        kernels = {among.kernel_of(number) for number in (*self.readers, *alone)}
+        saved: float = sum(map(self._bytes, self.names)) + sum(map(self._saved, kernels))
+        saved += LAUNCH * among.gpu * sum(map(self._part_of_launch, kernels))
+        return saved * operations / elements - sum(map(self._arithmetic, self._groups()))
+
+    def _is_alone(self, number: int) -> bool:
+        """Whether a value has a kernel without its readers: each of these reads it beside its points. A sum that does not do so
+        has the value in its own kernel."""
+        among, [name] = self.among, ir.outs(self.among.nodes[number])
+        beside = {id(node) for node, load in among.loads_of(name) if among.is_beside(load)}
+        own = among.kernel_of(number)
+        return all(id(among.nodes[k]) in beside or among.kernel_of(k) == own for k in among.readers[name])
+
+    def _part_of_launch(self, kernel: object) -> float:
+        """The part of a kernel that the move takes away, if others may take the rest."""
+        nodes = self.among.together[kernel]
+        return len(nodes & self.makers) / len(nodes) if nodes and nodes <= self.among.movable else 0
 
     def _groups(self) -> list[list[int]]:
         """The readers of each kernel."""
@@ -255,29 +282,34 @@ class _Move:
             groups.setdefault(self.among.kernel_of(number), []).append(number)
         return list(groups.values())
 
-    def _saved(self, group: list[int]) -> int:
-        """Bytes that the readers no longer load, without those that they load instead. What nobody has stored is stored too."""
-        before = {load.attr[0] for number in group for load in vs.loads([self.old[number]])}
-        before |= self.among.together[self.among.kernel_of(group[0])]
-        after = {load.attr[0] for number in group for load in vs.loads([self.new[number]])}
-        more = ((2 - self.among.in_memory(name)) * self._bytes(name) for name in after - before)
-        return sum(map(self._bytes, before & self.names)) - sum(more)
+    def _saved(self, kernel: object) -> int:
+        """Bytes that a kernel no longer loads, without those that it loads instead. What nobody has stored is stored too."""
+        among = self.among
+        nodes = among.together[kernel]
+        own = {name for number in nodes for name in ir.outs(among.nodes[number])}
+        after = {name for number in nodes - {*self.makers, *self.readers} for name in ir.reads(among.nodes[number])}
+        before = after | {name for number in nodes & self.old.keys() for name in _names(self.old[number])}
+        after = after | {name for number in nodes & self.new.keys() for name in _names(self.new[number])}
+        more = ((2 - among.in_memory(name)) * self._bytes(name) for name in after - before)
+        return sum(map(self._bytes, before - after - own)) - sum(more)
 
     def _arithmetic(self, group: list[int]) -> float:
         """Operations for an element. A thread has all points of one short loop, if that saves most."""
         old, new = [self.old[number] for number in group], [self.new[number] for number in group]
         node = self.among.nodes[group[0]]
-        short = (
-            [v for v in node.vars[1:-1] if 1 < (v.extent.as_int() or 0) <= MOST_SHARED]
-            if isinstance(node, ir.Pointwise)
-            else []
-        )
+        short = [v for v in node.vars[1:] if self._may_share(v, node)] if isinstance(node, ir.Pointwise) else []
 
         def more(v: ix.Var | None) -> float:
             (computed, loaded), (before, loaded_before) = _operations(new, v), _operations(old, v)
             return computed - before + LOAD * max(loaded - loaded_before, 0)
 
         return min(more(v) for v in (None, *short))
+
+    def _may_share(self, v: ix.Var, node: ir.Pointwise) -> bool:
+        """Whether a thread may have all points of a loop: of the last one, where threads still store in the same sectors."""
+        extent = v.extent.as_int() or 0
+        stored = extent * self.among.graph.buffers[node.out].dtype.itemsize
+        return 1 < extent <= MOST_SHARED and (v is not node.vars[-1] or (self.among.gpu and stored <= SECTOR))
 
     def _bytes(self, name: str) -> int:
         buffer = self.among.graph.buffers[name]
@@ -306,13 +338,17 @@ class _Move:
 
 
 def _operations(values: Sequence[Value], along: ix.Var | None) -> tuple[float, float]:
-    """Operations and loads of a point, where all points of the loop `along` share what is the same for them."""
-    computed, loaded = 0.0, 0.0
-    for value in vs.topological(values):
-        share = 1 if along is None or along in value.variables() else along.extent.as_int() or 1
-        computed += ops.cost(value.op) / share
-        loaded += (value.op == "load") / share
-    return computed, loaded
+    """Operations and loads of a point, where a thread with all points of the loop `along` shares what is the same for them."""
+    points = 1 if along is None else along.extent.as_int() or 1
+    if along is not None:
+        bound: list[dict[ix.Atom, Expr]] = [{along: ix.constant(k)} for k in range(points)]
+        values = [vs.substitute(value, point) for value in values for point in bound]
+    found = vs.topological(values)
+    return sum(ops.cost(value.op) for value in found) / points, sum(value.op == "load" for value in found) / points
+
+
+def _names(value: Value) -> set[str]:
+    return {load.attr[0] for load in vs.loads([value])}
 
 
 def _joined(origin: ir.Origin, nodes: Iterable[ir.Node]) -> ir.Origin:
@@ -323,11 +359,6 @@ def _joined(origin: ir.Origin, nodes: Iterable[ir.Node]) -> ir.Origin:
 
 def _is_static(load: Value) -> bool:
     return not any(ix.indirects(e) for e in load.attr[1])
-
-
-def _is_beside(load: Value) -> bool:
-    """Whether a load moves along loops from another point than 0, or backwards."""
-    return any(_is_shifted(e) for e in load.attr[1] if e.as_int() is None)
 
 
 def _is_shifted(expr: Expr) -> bool:

@@ -558,6 +558,24 @@ def _compute_divmod(num: Expr, den: Expr) -> tuple[Expr, Expr]:
     known = _divmod_known(num, den)
     if known is not None:
         return known
+    if (around := _without_remainders(num, den)) is not num:
+        return _divmod_of_one(num, den)[0], _divmod(around, den)[1]
+    return _divmod_of_one(num, den)
+
+
+def _without_remainders(num: Expr, den: Expr) -> Expr:
+    """A number with the same remainder: ``(x % 6 + y) % 3 == (x + y) % 3``. What may be negative stays as it is."""
+    if not any(isinstance(atom, Mod) for mono, _ in num.terms for atom in mono):
+        return num
+    found = num
+    for mono, coef in num.terms:
+        atom = mono[0] if len(mono) == 1 else None
+        if isinstance(atom, Mod) and _divmod(atom.den, den)[1] is ZERO:
+            found = found + (atom.num - atom.expr()) * coef
+    return found if known_nonnegative(found) else num
+
+
+def _divmod_of_one(num: Expr, den: Expr) -> tuple[Expr, Expr]:
     if len(den.terms) != 1:
         return _floordiv_atom(num, den).expr(), _mod_atom(num, den).expr()
     den_mono, den_coef = den.terms[0]

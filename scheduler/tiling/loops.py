@@ -133,8 +133,10 @@ def linearized(kernel: Kernel, graph: ir.Graph) -> Kernel:
 
 @dataclass(frozen=True, slots=True)
 class Touch:
-    """One access: its offset, the bytes it moves over all points of its loops, and those that are not the same ones again."""
+    """One access: its buffer, its offset there, the bytes it moves over all points of its loops, and those that are not the
+    same ones again."""
 
+    buffer: str
     offset: Expr
     bytes: int
     distinct: int
@@ -154,13 +156,13 @@ def distinct_touches(kernel: Kernel, graph: ir.Graph, sizes: Sizes) -> Iterator[
                 continue
             seen.add(load.attr)
             offset, size = load.attr[1][0], load.attr[2].itemsize
-            yield Touch(offset, points * size, _distinct(offset, kernel, sizes) * size, s.inner, False)
+            yield Touch(load.attr[0], offset, points * size, _distinct(offset, kernel, sizes) * size, s.inner, False)
         store_points = outer_points if s.kind == "reduction" else points
         for out, stored in zip(s.outs, s.stored, strict=True):
             if stored:
                 size = graph.buffers[out].dtype.itemsize
                 distinct = _distinct(s.store[0], kernel, sizes) * size
-                yield Touch(s.store[0], store_points * size, distinct, s.inner and s.kind != "reduction", True)
+                yield Touch(out, s.store[0], store_points * size, distinct, s.inner and s.kind != "reduction", True)
 
 
 def _distinct(offset: Expr, kernel: Kernel, sizes: Sizes) -> int:

@@ -91,8 +91,9 @@ def unrolled(kernel: Kernel, graph: ir.Graph, sizes: Sizes, gpu: Gpu) -> Kernel:
 
 def _bytes(kernel: Kernel, graph: ir.Graph, sizes: Sizes) -> int:
     """What a kernel moves. Loads that come to the same elements by other indices count several times, as those of neighbours
-    in a short row do until their loop is written out."""
-    return sum(touch.distinct for touch in distinct_touches(kernel, graph, sizes))
+    in a short row do until their loop is written out. Its statements then share them."""
+    touches = distinct_touches(kernel, graph, sizes)
+    return sum({(touch.buffer, touch.offset): touch.distinct for touch in touches}.values())
 
 
 def _short_loops(kernel: Kernel) -> Iterator[_Loop]:

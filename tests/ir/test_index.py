@@ -160,6 +160,17 @@ def test_a_part_of_a_part_joins_with_the_whole() -> None:
     assert ix.floordiv(ix.mod(x, m * 8), m) is ix.mod(ix.floordiv(x, m), 8)
 
 
+def test_a_remainder_within_a_remainder_is_left_out() -> None:
+    """Elements of a short axis that two steps take around its end are those that one step takes."""
+    x, y, m = ix.var("x", 30).expr(), ix.var("y", 5).expr(), M.expr()
+    assert ix.mod(ix.mod(x + 1, 3) + 1, 3) is ix.mod(x + 2, 3)
+    assert ix.mod(ix.mod(x, 6) * 2 + y, 3) is ix.mod(x * 2 + y, 3)
+    assert ix.mod(ix.mod(x, m * 2) + y, m) is ix.mod(x + y, m)
+    short = ix.var("short", 3).expr()
+    assert ix.mod(ix.mod(short + 1, 3) + 2, 3) is short
+    assert ix.mod(ix.mod(x, 4) + y, 3) is not ix.mod(x + y, 3)
+
+
 def test_neighbouring_digits_join() -> None:
     whole = ix.var("whole", 512).expr()
     assert ix.mod(ix.floordiv(whole, 16), 2) * 48 + ix.mod(whole, 16) * 3 is ix.mod(whole, 32) * 3

@@ -121,7 +121,7 @@ def test_a_plane_takes_neighbours_with_its_rows() -> None:
     turned = rows.expr() + 784 * (2 * columns.expr() + pair.expr())
     angle = 32 * rows.expr() + columns.expr()
     moved = ((stored, 64, True), (turned, 64, True), (angle, 32, False))
-    touches = [Touch(at, 4, 4 * number, False, store) for at, number, store in moved]
+    touches = [Touch("x", at, 4, 4 * number, False, store) for at, number, store in moved]
     assert _interleaved(kernel, rows, touches, Sizes({})) == (pair,)
     assert _interleaved(kernel, rows, [*touches[1:]], Sizes({})) == ()
 
