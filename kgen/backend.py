@@ -668,8 +668,8 @@ def toolchain_of(config: Config) -> AbstractContextManager[object]:
 
 def _cache_key(config: Config) -> tuple[Any, ...]:
     """Lanes and tiles are chosen for the instruction set that was found, which machines that share a cache need not share,
-    templates among those that have been registered, and by what was measured. Torch's key has no setting of convolutions. Where that happens while compiling, what is
-    compiled is as good as the file that it leaves behind."""
+    templates among those that have been registered, and by what was measured. Where that happens while compiling, what is
+    compiled is as good as the file that it leaves behind. Torch's own key has no setting of convolutions."""
     tuned = () if config.autotune else stores(config).fingerprint()
     with toolchain_of(config):
         rounded = tuple(is_rounded(torch.float32, windows) for windows in (False, True))

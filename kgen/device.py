@@ -34,8 +34,8 @@ AVX512_NARROW = 2
 def is_rounded(kind: torch.dtype, windows: bool = False) -> bool:
     """Whether a GPU's matrix units round numbers of a type to TF32, as torch's setting for matmuls allows, or that for
     convolutions, which read `windows`. Its `allow_tf32` is not asked: that raises where `fp32_precision` was set."""
-    setting = torch.backends.cudnn.conv if windows else torch.backends.cuda.matmul
-    return kind is torch.float32 and setting.fp32_precision == "tf32"
+    setting = torch.backends.cudnn.conv if windows else torch.backends.cuda.matmul  # type: ignore[attr-defined]
+    return kind is torch.float32 and bool(setting.fp32_precision == "tf32")
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,8 +65,8 @@ class Device:
         return self.kind == "cpu" and kind is torch.bfloat16 and self.narrow > AVX512_NARROW
 
     def rate(self, kind: torch.dtype, rounded: bool | None = None) -> float:
-        """Operations a second of the units that multiply numbers of a type, which are `rounded` to TF32 or not; where that is not
-        said, as matmuls are."""
+        """Operations a second of the units that multiply numbers of a type, which are `rounded` to TF32 or not; where that is
+        not given, as matmuls are."""
         if self.kind == "cpu":
             wide = self.flops / self.narrow
             return self.flops if kind is torch.bfloat16 else wide * {1: 2, 8: 0.5}.get(kind.itemsize, 1)

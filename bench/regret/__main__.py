@@ -5,7 +5,7 @@ python -m bench.regret --json out/bench/regret.json                      # on a 
 python -m bench.regret --json out/bench/regret.json --append --minutes 8  # goes on where a run stopped, for eight minutes
 python -m bench.regret --models ResNet-50 ViT-B --classes conv3x3 matmul --shard 0/4
 python -m bench.regret --device cpu --json out/bench/regret-cpu.json
-python -m bench.regret --dtypes f32 --tf32                                # float32, as after set_float32_matmul_precision("high")
+python -m bench.regret --dtypes f32 --tf32                                # float32, as after precision "high"
 python -m bench.regret --dry --limit 10                                   # compiles for a GPU that is not here
 python -m bench.regret --report out/bench/regret.json                     # only the tables
 python -m bench.regret --device cuda --replan out/bench/regret.json       # and what the cost model would choose today

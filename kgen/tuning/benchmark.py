@@ -106,8 +106,8 @@ class Check:
 class BenchmarkJob:
     """`candidates` are compiled graphs in their serialised form, all of the same function; `arguments` are what they take.
     Results are compared with those of candidate `reference`, bit by bit if `exact`, else as far as rounding allows: `roundings`
-    has for each result the narrowest type on the way to it. They are of convolutions where they read `windows`. `check` is a second, closer comparison. At least `cold` bytes of
-    arguments are gone through before any are used again."""
+    has for each result the narrowest type on the way to it. `check` is a second, closer comparison. At least `cold` bytes of
+    arguments are gone through before any are used again. Convolutions read `windows`."""
 
     title: str
     candidates: dict[int, bytes]

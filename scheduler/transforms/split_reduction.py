@@ -133,9 +133,9 @@ def _are_few(shares: int, wanted: int, kernel: Kernel) -> bool:
 
 
 def _points_apart(kernel: Kernel, wanted: int) -> tuple[Kernel, Kernel] | None:
-    """What a kernel adds to memory point by point, with what it stores, and what it reduces, as two kernels, where one would have
-    few programs: what joins shares cannot add the rest of a row again, and no number near `wanted` divides a row whose points
-    are counted. The second kernel reads what the first one stores."""
+    """What a kernel adds to memory point by point, with what it stores, and what it reduces, as two kernels, where one would
+    have few programs: what joins shares cannot add the rest of a row again, and no number near `wanted` divides a row whose
+    points are counted. The second kernel reads what the first one stores."""
     if not _counts(kernel) or len(kernel.inner) != 1 or any(s.section < 0 for s in kernel.statements):
         return None
     shares = _shares(kernel, kernel.inner[0], wanted)

@@ -46,8 +46,8 @@ LONGER = {"erf": 45, "log1p": 80, "sigmoid": 12, "sin": 260, "cos": 260, "tan": 
 # The same of those whose results are to be as exact as eager's: a branch for each of a thread's numbers, one after the other
 # (H100, 2026-11-27, bench.untuned: 32 million tanh behind a matmul and in front of sums of rows, 128 us).
 EXACTLY = {"tanh": 140}
-# The same of each of the longer functions whose result is to be as exact, where warps have parts of their own: GELU and softplus of
-# float32 took 77 to 93 more than expected, SiLU behind a norm 107 to 165 (H200, 2026-11-30, bench.regret --dtypes f32 --tf32).
+# The same of each of the longer functions whose result is to be as exact, where warps have parts of their own: GELU and
+# softplus of float32 took 77 to 93 more than expected, SiLU behind a norm 107 to 165 (H200, 2026-11-30, bench.regret --tf32).
 EXACTLY_IN_PARTS = 85
 # The same of random numbers whose blocks are made for each of them: in Gluon, in a loop over tiles, which has no registers for
 # blocks, and of a part of a tile (H200, 2026-11-29, decision 0050: behind a linear layer of 67 million results 380 us more).

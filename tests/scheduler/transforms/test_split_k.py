@@ -118,7 +118,7 @@ def test_parts_cost_what_their_operands_do() -> None:
 
 
 @pytest.mark.usefixtures("tf32")
-def test_parts_take_what_idle_processors_can() -> None:
+def test_parts_take_what_idle_sms_can() -> None:
     """In TF32 templates are fast with low tiles, of which there are enough without parts; the library's are high."""
     plan = planned(lambda g, x: g.t() @ x, torch.empty(32768, 512), torch.empty(32768, 512))
     assert not any(isinstance(step, Kernel) and step.contracts for step in plan.steps)
