@@ -18,8 +18,9 @@ from kgen.scheduler.selection.choose import best_of, contraction_of, contraction
 from kgen.scheduler.transforms.pricing import given_for
 from kgen.verdict import Outcome, Reason, Verdict
 
-# How much faster than the library call a template has to look: of contractions alone, estimates of both are as good.
-DOUBT = 1.1
+# How much faster than the library call a template has to look: it may compute operands that a kernel of their own stores in the
+# next attempt, and gradients that one library call makes together are worth less apart.
+DOUBT = 1.5
 
 
 class BareResults(Transform):
