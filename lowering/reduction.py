@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -16,6 +17,7 @@ from kgen.ir.index import Expr
 from kgen.ir.values import Value
 from kgen.lowering.builder import Builder
 from kgen.lowering.fallback import Refused
+from kgen.lowering.few_terms import LEAST_REDUCED, MOST_COST, are_few
 from kgen.lowering.one_hot import one_hot_sum
 from kgen.lowering.pointwise import Operand, narrowed, number, pointwise
 from kgen.lowering.pointwise import extreme as pairwise
@@ -341,6 +343,9 @@ def norm(
 
 def logsumexp(b: Builder, x: Tensor, dim: Dims, keepdim: bool = False) -> Tensor:
     """The maximum is subtracted as it is, so that one walk can make it and the sum; where it is infinite, it is the result."""
+    parts = _parts(x, dims_of(x, dim))
+    if parts:
+        return _logsumexp_of_parts(x, parts, dims_of(x, dim), keepdim)
     x = convert(reuse(b, x), x.dtype if x.dtype.is_floating_point else torch.get_default_dtype())
     dims, kind = dims_of(x, dim), accumulator(x.dtype)
     wide = Tensor(x.sizes, kind, x.device, x.value)
@@ -348,10 +353,41 @@ def logsumexp(b: Builder, x: Tensor, dim: Dims, keepdim: bool = False) -> Tensor
     shifted = pointwise(lambda p, m: vs.call("exp", vs.call("sub", p, m)), wide, expand_back(largest, x.sizes, dims))
     added = reduce(b, "sum", shifted, dims, True)
 
-    def body(m: Value, s: Value) -> Value:
-        return vs.where(vs.call("isinf", m), m, vs.call("add", vs.call("log", s), m))
+    return narrowed(drop(pointwise(_back_in_logarithms, largest, added), dims, keepdim), x.dtype)
 
-    return narrowed(drop(pointwise(body, largest, added), dims, keepdim), x.dtype)
+
+def _back_in_logarithms(m: Value, s: Value) -> Value:
+    return vs.where(vs.call("isinf", m), m, vs.call("add", vs.call("log", s), m))
+
+
+def _parts(x: Tensor, dims: Sequence[int]) -> list[Tensor]:
+    """The few tensors that a stack along one dimension chooses from, where it costs as much to compute all of them; or its
+    parts in memory."""
+    if len(dims) != 1 or not x.dtype.is_floating_point:
+        return []
+    k, sizes = dims[0], (*x.sizes[: dims[0]], *x.sizes[dims[0] + 1 :])
+    if not are_few(sizes, [ix.var("part", x.sizes[k])], points=LEAST_REDUCED):
+        return []
+    extent = x.sizes[k].as_int() or 0
+    found = [reindex(x, sizes, lambda *j, n=n: [*j[:k], ix.constant(n), *j[k:]]) for n in range(extent)]
+    costs = [vs.total_cost([part.value]) for part in found]
+    chosen = vs.total_cost([part.value for part in found]) < vs.total_cost([x.value])
+    return found if (chosen or x.value.op == "load") and max(costs) <= MOST_COST else []
+
+
+def _logsumexp_of_parts(x: Tensor, parts: Sequence[Tensor], dims: Sequence[int], keepdim: bool) -> Tensor:
+    """At each point, as arithmetic: such a stack is stored nowhere, nor read a short row at a time."""
+
+    def body(*terms: Value) -> Value:
+        m = functools.reduce(lambda u, v: vs.call("maximum", u, v), terms)
+        each = (vs.call("exp", vs.call("sub", term, m)) for term in terms)
+        return _back_in_logarithms(m, functools.reduce(lambda u, v: vs.call("add", u, v), each))
+
+    made = pointwise(body, *(Tensor(p.sizes, accumulator(x.dtype), p.device, p.value) for p in parts))
+    if keepdim:
+        sizes = [ix.ONE if d in dims else size for d, size in enumerate(x.sizes)]
+        made = reindex(made, sizes, lambda *j: [i for d, i in enumerate(j) if d not in dims])
+    return narrowed(made, x.dtype)
 
 
 def dist(b: Builder, x: Tensor, y: Tensor, p: Operand = 2) -> Tensor:

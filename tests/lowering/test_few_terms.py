@@ -101,6 +101,12 @@ def mean_of_models(x: Tensor, y: Tensor) -> Tensor:
     return torch.stack([x.exp(), y * 2, torch.sigmoid(x + y)]).mean(0).sin()
 
 
+def mixed_in_logarithms(x: Tensor, y: Tensor) -> Tensor:
+    """What a divergence of two models subtracts, of a stack, and of parts that are in memory."""
+    both = torch.stack([x.sin() - 0.1, y * 2 - 2.3])
+    return (y - torch.logsumexp(both, 0)).sin() + torch.logsumexp(torch.stack([x, y], 1), 1, keepdim=True).squeeze(1)
+
+
 def columns_joined(x: Tensor, y: Tensor) -> Tensor:
     return torch.cat([x[:, None], y[:, None].tanh()], 1).square().sum(1).sqrt()
 
@@ -139,6 +145,7 @@ CASES: list[tuple[Callable[..., Tensor], list[tuple[int, ...]]]] = [
     (gradient_of_blurred_image, [(2, 1, 90, 97), (2, 1, 90, 97), (1, 1, 3, 3)]),
     (least_around, [(3, 90, 97)]),
     (mean_of_models, [(130, 150), (130, 150)]),
+    (mixed_in_logarithms, [(130, 150), (130, 150)]),
     (columns_joined, [(130, 150), (130, 150)]),
     (small_areas, [(100, 4)]),
     (running_cumprods, [(1 << 14, 2)]),
@@ -202,3 +209,31 @@ def test_large_values_of_rows_and_columns_are_computed_again() -> None:
     """Stored, they are 128 MB that are written and read."""
     codes, queries = (torch.empty(n, 2, dtype=torch.int64) for n in (8000, 1001))
     assert len(planned(bits_apart, codes, queries).kernels) == 1
+
+
+def test_a_stack_in_logarithms_is_stored_nowhere() -> None:
+    """With the softmaxes before it, and the sum behind it, in one kernel."""
+
+    def divergence(x: Tensor, y: Tensor) -> Tensor:
+        s, t = x.float().log_softmax(-1), y.float().log_softmax(-1)
+        m = torch.logsumexp(torch.stack([s - 0.1, t - 2.3]), 0)
+        return (t.exp() * (t - m)).sum(-1)
+
+    [kernel] = planned(divergence, *(torch.empty(2044, 49152, dtype=torch.bfloat16) for _ in range(2))).kernels
+    stored = [o for s in kernel.statements for o, kept in zip(s.outs, s.stored, strict=True) if kept]
+    assert len(stored) == 1
+
+
+@pytest.mark.parametrize("where", [0, 1])
+def test_infinities_in_logarithms(where: int) -> None:
+    """As of one reduction: the maximum where that is infinite, and nan where a part is."""
+    x = torch.randn(130, 150)
+    y = torch.full_like(x, -torch.inf)
+    x[::3], x[1::7] = -torch.inf, torch.inf
+    x[5] = torch.nan
+    torch._dynamo.reset()
+
+    def fn(x: Tensor, y: Tensor) -> Tensor:
+        return torch.logsumexp(torch.stack([x, y] if where else [y, x]), 0)
+
+    torch.testing.assert_close(torch.compile(fn, backend="kgen")(x, y), fn(x, y), equal_nan=True)
