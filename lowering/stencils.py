@@ -126,6 +126,11 @@ class _Stencils:
         sizes = self.graph.buffers[load.attr[0]].sizes
         return any(size != 1 if e.as_int() is not None else _is_shifted(e) for e, size in zip(load.attr[1], sizes, strict=True))
 
+    def stays(self, load: Value) -> bool:
+        """Whether what is read is made by a node of loops that readers do not compute."""
+        maker = self.makers.get(load.attr[0])
+        return maker is not None and maker not in self.movable and not ir.is_call(self.nodes[maker])
+
     def _may_move(self, name: str) -> bool:
         """Whether readers may compute a value: from memory that nobody writes, at places that are known, and each of them about
         as many elements as there are."""
@@ -264,8 +269,10 @@ class _Move:
 
     def _is_alone(self, number: int) -> bool:
         """Whether a value has a kernel without its readers: each of these reads it beside its points. A sum that does not do so
-        has the value in its own kernel."""
+        has the value in its own kernel, and so does a scan, or what else stays, that it is made of at its own points."""
         among, [name] = self.among, ir.outs(self.among.nodes[number])
+        if any(among.stays(load) and not among.is_beside(load) for load in vs.loads(ir.roots(among.nodes[number]))):
+            return False
         beside = {id(node) for node, load in among.loads_of(name) if among.is_beside(load)}
         own = among.kernel_of(number)
         return all(id(among.nodes[k]) in beside or among.kernel_of(k) == own for k in among.readers[name])

@@ -200,6 +200,16 @@ def stub(stub_library: Path) -> Iterator[Any]:
 
 
 @pytest.fixture
+def exact_convolutions() -> Iterator[None]:
+    """Convolutions of float32 numbers on GPUs may not round these, as they may unless that is forbidden."""
+    import torch
+
+    torch.backends.cudnn.allow_tf32 = False
+    yield
+    torch.backends.cudnn.allow_tf32 = True
+
+
+@pytest.fixture
 def tf32() -> Iterator[None]:
     """Matmuls of float32 numbers on GPUs may round these: exact ones are not for templates that use TMA."""
     import torch

@@ -97,6 +97,7 @@ LONG = replace(SHORT, lengths=(16, 16))
 
 
 @pytest.mark.interpret
+@pytest.mark.usefixtures("exact_convolutions")
 @pytest.mark.parametrize("problem", [SHORT, LONG, pytest.param(replace(LONG, groups=2), marks=pytest.mark.slow)])
 def test_the_bias_gradient_is_summed_with_the_filters_gradient(problem: Problem) -> None:
     """In the kernel that has the result's gradient in hand, in as many parts as its sums."""

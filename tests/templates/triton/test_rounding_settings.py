@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import subprocess
 import sys
-from collections.abc import Iterator
 
 import pytest
 import torch
@@ -17,13 +16,6 @@ from tests.scheduler.selection.test_safe_choices import planned
 
 IMAGE = torch.empty(32, 256, 28, 28).to(memory_format=torch.channels_last)
 FILTERS, BIAS = torch.empty(128, 256, 1, 1), torch.empty(128)
-
-
-@pytest.fixture
-def exact_convolutions() -> Iterator[None]:
-    torch.backends.cudnn.allow_tf32 = False
-    yield
-    torch.backends.cudnn.allow_tf32 = True
 
 
 def convolved(x: Tensor, w: Tensor, b: Tensor) -> Tensor:
