@@ -75,6 +75,7 @@ def test_second_process_only_loads(tmp_path: Path) -> None:
     assert_warm(process(GPT, tmp_path, RUNS=[(False, [(2, 32)]), (True, [(5, 32), (2, 24)])]), first["kernels"], graphs=2)
 
 
+@pytest.mark.slow
 def test_an_emptied_cache_is_cold(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """AOTAutograd's entries lie in a folder of torch's; without ours they must not be used."""
     body = """

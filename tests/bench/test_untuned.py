@@ -33,7 +33,7 @@ def _results(block: Block, dtype: torch.dtype, contender: str) -> Any:
         return block_call(replace(block, inputs=block.small), contender, "cpu", dtype)()
 
 
-@pytest.mark.every(24)
+@pytest.mark.every(53)
 @pytest.mark.parametrize("block", [pytest.param(b, id=b.name) for b in BLOCKS])
 def test_agrees_with_float64(block: Block) -> None:
     torch._dynamo.reset()

@@ -293,6 +293,7 @@ def test_calls_with_random_numbers_are_not_compared() -> None:
     assert difference_of_calls(gm, gm, [torch.ones(3)], RandomState.now()) is None
 
 
+@pytest.mark.slow
 def test_a_slow_kernel_is_found(folder: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
     """With made-up times: what computes tanh is slow, unless eager does."""
 

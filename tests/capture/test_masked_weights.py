@@ -60,6 +60,7 @@ def compiled(fn: Callable[..., Tensor]) -> Callable[..., Tensor]:
 LOWEST = torch.finfo(torch.float32).min
 
 
+@pytest.mark.every(3)
 @pytest.mark.parametrize(
     ("number", "last", "biased"),
     [*itertools.product((LOWEST, -math.inf, -1e9), ("filled", "chosen"), (False, True)), (-math.inf, "multiplied", False)],

@@ -57,7 +57,7 @@ def test_a_loop_is_right(seed: int, gradients: bool) -> None:
     assert_right(grow_loop(seed, gradients))
 
 
-@pytest.mark.every(2)
+@pytest.mark.every(4)
 @pytest.mark.cpu
 @pytest.mark.parametrize("seed", CONVERTED)
 def test_a_loop_that_tensors_decide_is_right(seed: int) -> None:

@@ -161,7 +161,7 @@ def test_no_step_is_a_call_or_a_row_of_terms(fn: Callable[..., Tensor], shapes: 
     assert all(v.extent.as_int() > 4 for step in plan.kernels for v in step.inner)
 
 
-@pytest.mark.every(3)
+@pytest.mark.every(5)
 @pytest.mark.parametrize("device", ["cpu", pytest.param("interpreter", marks=pytest.mark.interpret)])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize(("fn", "shapes"), CASES, ids=NAMES)

@@ -49,6 +49,7 @@ CASES = {
     ("case", "dtype"),
     [*((case, torch.float32) for case in CASES), ("average", torch.bfloat16), ("maximum with dilation", torch.bfloat16)],
 )
+@pytest.mark.every(3)
 @pytest.mark.parametrize("options", [{}, {"gpu_interpreter": True}], ids=["cpu", "gpu"])
 def test_separated_windows_give_the_same(case, dtype, options):
     function, training = CASES[case]

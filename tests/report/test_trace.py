@@ -87,6 +87,7 @@ def check_trace(folder: Path) -> None:
     assert 'extern "C" int' in found["kgen_output_code"]
 
 
+@pytest.mark.slow
 def test_what_a_cache_has_is_shown_too(tmp_path: Path) -> None:
     """A second process would find its graphs in the cache, and say nothing of them."""
     cached = SCRIPT.replace('options={"cache": False}', "options={}")

@@ -65,6 +65,7 @@ def batches(names: Sequence[str] = tuple(TABLES), dtypes: Sequence[torch.dtype] 
     ]
 
 
+@pytest.mark.every(2)
 @pytest.mark.parametrize(("table", "dtype", "part", "parts"), batches())
 def test_agrees_with_eager(table: str, dtype: torch.dtype, part: int, parts: int) -> None:
     check(FEWER[table]([dtype]), part, parts)

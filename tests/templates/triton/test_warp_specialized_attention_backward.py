@@ -233,6 +233,7 @@ def test_gradients_of_queries_are_made_with_those_of_keys_and_values() -> None:
 
 
 @pytest.mark.none
+@pytest.mark.every(2)
 @pytest.mark.parametrize("name", MASKS)
 def test_tiles_of_queries_have_their_parts_in_the_order_of_the_keys(name: str) -> None:
     """Each tile is stored by the first program that has a part of it, added to by the others, and read by the last one only."""
@@ -280,6 +281,7 @@ PROTOCOLS: dict[str, tuple[Scored, Score | None, tuple[int, int, int, int]]] = {
 
 
 @pytest.mark.none
+@pytest.mark.every(5)
 @pytest.mark.parametrize("wanted", WANTED)
 @pytest.mark.parametrize("name", PROTOCOLS)
 def test_all_warps_come_to_their_end(name: str, wanted: str) -> None:
