@@ -28,7 +28,7 @@ from kgen.capture.operators import check_names, makes_quantised, resizes_storage
 from kgen.capture.shared_storages import SameStorages, may_write, shared_views
 from kgen.capture.torch_adapter import GraphInfo, Snapshot, copied_graph
 from kgen.config import Config
-from kgen.device import is_rounded
+from kgen.device import tf32_settings
 from kgen.failures import Attempt
 from kgen.templates import registry
 from kgen.tuning.store import stores
@@ -672,5 +672,4 @@ def _cache_key(config: Config) -> tuple[Any, ...]:
     compiled is as good as the file that it leaves behind. Torch's own key has no setting of convolutions."""
     tuned = () if config.autotune else stores(config).fingerprint()
     with toolchain_of(config):
-        rounded = tuple(is_rounded(torch.float32, windows) for windows in (False, True))
-        return (*configuration.code_key(config), toolchain.isa().name, registry.fingerprint(), tuned, rounded)
+        return (*configuration.code_key(config), toolchain.isa().name, registry.fingerprint(), tuned, tf32_settings())

@@ -9,7 +9,7 @@ from functools import cache
 
 import torch
 
-__all__ = ["ADDITIONS", "DRIVER", "L2_RATE", "LINE", "SECTOR", "Device", "Gpu", "driver_version", "gpu_from", "is_rounded"]
+__all__ = ["ADDITIONS", "DRIVER", "L2_RATE", "LINE", "SECTOR", "Device", "Gpu", "driver_version", "gpu_from", "is_rounded", "tf32_settings"]
 
 #: The shared library of the CUDA driver; tests put a stub in its place.
 DRIVER = "libcuda.so.1"
@@ -36,6 +36,11 @@ def is_rounded(kind: torch.dtype, windows: bool = False) -> bool:
     convolutions, which read `windows`. Its `allow_tf32` is not asked: that raises where `fp32_precision` was set."""
     setting = torch.backends.cudnn.conv if windows else torch.backends.cuda.matmul  # type: ignore[attr-defined]
     return kind is torch.float32 and bool(setting.fp32_precision == "tf32")
+
+
+def tf32_settings() -> tuple[bool, bool]:
+    """Whether float32 numbers are rounded in matmuls, and in convolutions."""
+    return is_rounded(torch.float32), is_rounded(torch.float32, windows=True)
 
 
 @dataclass(frozen=True, slots=True)

@@ -63,7 +63,7 @@ class Options:
     def may_fuse_calls(self, graph: ir.Graph) -> Callable[[str], bool]:
         """Of which results on: a CPU's library makes two passes of what is one call, but of convolutions."""
         on = self.fusion and self.fused_calls
-        windows = {node.out for node in graph.nodes if ir.is_contraction(node) and node.windowed}
+        windows = ir.windowed(graph)
 
         def may(out: str) -> bool:
             device = graph.buffers[out].device

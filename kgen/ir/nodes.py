@@ -541,11 +541,16 @@ def source_in(graph: Graph, name: str, role: str) -> str | None:
     return found.source if found is not None and found.role == role else None
 
 
+def windowed(graph: Graph) -> set[str]:
+    """The results of contractions that are those of convolutions, or of their gradients."""
+    return {node.out for node in graph.nodes if is_contraction(node) and node.windowed}
+
+
 def reads_windows(graph: Graph, total: str) -> bool:
     """Whether the sum of a contraction, or of a part of one, is that of a convolution or of one of its gradients."""
-    windowed = {node.out for node in graph.nodes if is_contraction(node) and node.windowed}
-    made = graph.provenance.get(total) if windowed else None
-    while made is not None and made.source not in windowed:
+    results = windowed(graph)
+    made = graph.provenance.get(total) if results else None
+    while made is not None and made.source not in results:
         made = graph.provenance.get(made.source)
     return made is not None
 

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from kgen.config import Config, override
-from kgen.device import is_rounded
+from kgen.device import tf32_settings
 
 __all__ = ["Array", "BenchmarkJob", "Check", "Setting", "undisturbed"]
 
@@ -76,7 +76,7 @@ class Setting:
     def here(cls, config: Config) -> Setting:
         """That of this process."""
         options = (("cache_dir", config.cache_dir), ("compiler", config.compiler), ("isa", config.isa))
-        matmuls, windows = (is_rounded(torch.float32, windows) for windows in (False, True))
+        matmuls, windows = tf32_settings()
         return cls(torch.get_num_threads(), matmuls, options, windows)
 
     @contextlib.contextmanager

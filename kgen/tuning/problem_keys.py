@@ -11,7 +11,7 @@ from collections.abc import Hashable, Iterable, Mapping, Sequence
 
 import torch
 
-from kgen.device import is_rounded
+from kgen.device import is_rounded, tf32_settings
 from kgen.ir import index as ix
 from kgen.ir import nodes as ir
 from kgen.ir.index import Expr, Size, Sizes, Var
@@ -47,7 +47,7 @@ def keys_of(
 
 def _described(kernel: Kernel, graph: ir.Graph) -> _Description:
     """The same for all kernels that are equal but for names, as those of equal layers are."""
-    settings = ("described for tuning", *(is_rounded(torch.float32, windows) for windows in (False, True)))
+    settings = ("described for tuning", *tf32_settings())
     return for_form(settings, [kernel], graph, lambda: _Description(prepared(kernel, graph), graph))
 
 

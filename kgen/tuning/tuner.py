@@ -280,7 +280,7 @@ class Tuner:
             self.stable,
             roundings(benchmark.part, matmuls=True),
             exact,
-            any(ir.is_contraction(node) and node.windowed for node in benchmark.part.nodes),
+            bool(ir.windowed(benchmark.part)),
         )
         found = measure(asked, step)
         outcome.seconds = found.seconds

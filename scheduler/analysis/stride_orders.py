@@ -37,7 +37,7 @@ def choose_orders(graph: ir.Graph, on_gpu: Callable[[ir.Buffer], bool]) -> None:
 
 
 def _choose_hints(graph: ir.Graph) -> None:
-    images = any(ir.is_contraction(node) and node.windowed for node in graph.nodes)
+    images = bool(ir.windowed(graph))
     flexible = {name for name, buffer in graph.buffers.items() if buffer.strides is None and _is_permuted(buffer, images)}
     if not flexible:
         return
