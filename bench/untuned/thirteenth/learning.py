@@ -18,7 +18,7 @@ SINGLE = torch.float32
 
 
 def dlrm(dense: Tensor, at: Tensor, offsets: Tensor, clicks: Tensor, *w: Tensor) -> Tensor:
-    """DLRM whole: layers of numbers, bags of each feature, inner products of all pairs, layers, a loss of clicks."""
+    """DLRM whole: layers of numbers, bags of each feature, dots of all pairs, layers, a loss of clicks."""
     x, tables = dense, w[12:]
     for k in range(0, 6, 2):
         x = F.relu(F.linear(x, w[k], w[k + 1]))
