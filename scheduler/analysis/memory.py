@@ -282,6 +282,16 @@ def reads(step: Step) -> set[str]:
     return set(_reads_of(step))
 
 
+def needed(kernel: Kernel, wanted: Sequence[Statement], stored: Sequence[Statement] = ()) -> list[Statement]:
+    """Statements of a kernel in their order, with those that make what they read, but for what is `stored` elsewhere."""
+    kept, read = set(wanted), {load.attr[0] for s in wanted for load in loads(s.roots)}
+    for s in reversed(kernel.statements):
+        if s not in kept and s not in stored and not read.isdisjoint(s.outs):
+            kept.add(s)
+            read |= {load.attr[0] for load in loads(s.roots)}
+    return [s for s in kernel.statements if s in kept]
+
+
 def writes(step: Step) -> set[str]:
     return set(_writes_of(step))
 

@@ -11,8 +11,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
 
-from kgen.ir import values as vs
 from kgen.ir.plan import Kernel
+from kgen.scheduler.analysis.memory import needed
 from kgen.scheduler.protocol import Attempt, Candidate, Draft, Transform
 from kgen.scheduler.selection.choose import best_of, contraction_of, contractions_of
 from kgen.scheduler.transforms.pricing import given_for
@@ -54,9 +54,6 @@ class BareResults(Transform):
 
 def without_epilogue(kernel: Kernel) -> Kernel:
     """The kernel of the contraction alone, whose result is stored."""
-    wanted, kept = {contraction_of(kernel)}, []
-    for s in reversed(kernel.statements):
-        if not wanted.isdisjoint(s.outs):
-            kept.append(replace(s, stored=tuple(o == contraction_of(kernel) for o in s.outs)))
-            wanted |= {load.attr[0] for load in vs.loads(s.roots)}
-    return replace(kernel, statements=tuple(reversed(kept)))
+    out = contraction_of(kernel)
+    kept = needed(kernel, [s for s in kernel.statements if out in s.outs])
+    return replace(kernel, statements=tuple(replace(s, stored=tuple(o == out for o in s.outs)) for s in kept))

@@ -19,7 +19,7 @@ from kgen.ir import values as vs
 from kgen.ir.index import Atom, Expr, Sizes, Var
 from kgen.ir.plan import Kernel, Statement, Step, Tiling
 from kgen.ir.values import Value
-from kgen.scheduler.analysis.memory import reads
+from kgen.scheduler.analysis.memory import needed, reads
 from kgen.scheduler.protocol import Forming, Transform
 from kgen.scheduler.selection.memo import for_equal
 from kgen.scheduler.tiling.lookups import cost_of_gathers
@@ -144,8 +144,8 @@ def _points_apart(kernel: Kernel, wanted: int) -> tuple[Kernel, Kernel] | None:
         return None
     if kernel.inner[0].extent.as_int() is None or (shares is not None and TOO_FEW * shares >= wanted):
         return None
-    reduced = _needed([s for s in kernel.statements if not s.inner or s.kind == "reduction"], kernel, stored=own)
-    points = [replace(s, inner=False, section=-1) for s in _needed(own, kernel)]
+    reduced = needed(kernel, [s for s in kernel.statements if not s.inner or s.kind == "reduction"], stored=own)
+    points = [replace(s, inner=False, section=-1) for s in needed(kernel, own)]
     updated = {name for s in own if s.kind == "scatter" for name in (s.target, *s.outs)}
     if any(load.attr[0] in updated for s in reduced for load in vs.loads(s.roots)):
         return None
@@ -153,16 +153,6 @@ def _points_apart(kernel: Kernel, wanted: int) -> tuple[Kernel, Kernel] | None:
         replace(kernel, outer=(*kernel.outer, *kernel.inner), inner=(), sections=0, statements=tuple(points)),
         replace(kernel, name=f"{kernel.name}_reduced", statements=tuple(reduced)),
     )
-
-
-def _needed(wanted: Sequence[Statement], kernel: Kernel, stored: Sequence[Statement] = ()) -> list[Statement]:
-    """Statements of a kernel in their order, with those that make what they read, but for what is `stored` elsewhere."""
-    kept, read = set(wanted), {load.attr[0] for s in wanted for load in vs.loads(s.roots)}
-    for s in reversed(kernel.statements):
-        if s not in kept and s not in stored and not read.isdisjoint(s.outs):
-            kept.add(s)
-            read |= {load.attr[0] for load in vs.loads(s.roots)}
-    return [s for s in kernel.statements if s in kept]
 
 
 def _shares_and_rest(kernel: Kernel, wanted: int) -> int | None:
