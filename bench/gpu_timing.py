@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from bench.measure import interleave, synchronize
+from bench.measure import interleave, rounding, synchronize
 from bench.patterns import outputs_of
 from kgen.host.graph_of_calls import graph_of_calls
 from kgen.ir.plan import Kernel
@@ -204,11 +204,8 @@ def _plain(dtype: torch.dtype, tf32: bool) -> Callable[[str, int], Function]:
         a, b = (torch.randn(size, size, device=device).to(dtype) for _ in range(2))
 
         def matmul() -> Tensor:
-            before, torch.backends.cuda.matmul.allow_tf32 = torch.backends.cuda.matmul.allow_tf32, tf32
-            try:
+            with rounding(tf32):
                 return a @ b
-            finally:
-                torch.backends.cuda.matmul.allow_tf32 = before
 
         return matmul
 

@@ -142,6 +142,16 @@ def thread_count(threads: int | None) -> Any:
         torch.set_num_threads(before)
 
 
+@contextmanager
+def rounding(tf32: bool) -> Any:
+    """Matmuls in float32 may round their operands there, or must not."""
+    before, torch.backends.cuda.matmul.allow_tf32 = torch.backends.cuda.matmul.allow_tf32, tf32
+    try:
+        yield
+    finally:
+        torch.backends.cuda.matmul.allow_tf32 = before
+
+
 def machine_facts() -> dict[str, Any]:
     """What a reader of the numbers must know of the machine and the versions; names no path and no host."""
     facts: dict[str, Any] = {

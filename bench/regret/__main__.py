@@ -31,12 +31,12 @@ from rich.console import Console
 
 from bench.calibration import CLASSES, SIZES, problems
 from bench.contenders import failure
-from bench.measure import machine_facts, thread_count
+from bench.measure import machine_facts, rounding, thread_count
 from bench.measurements import Entry, read, rows_in, write
 from bench.regret.measure import measure
 from bench.regret.replan import replan
 from bench.regret.report import regret_of, show
-from bench.regret.variants import H100, Compiled, Job, compile_job, rounding
+from bench.regret.variants import H100, Compiled, Job, compile_job
 from kgen.capture import torch_adapter
 
 Row = dict[str, Any]

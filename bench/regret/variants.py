@@ -21,6 +21,7 @@ from torch.utils._pytree import tree_map
 
 from bench.calibration import SIZES, Problem, problems
 from bench.contenders import failure
+from bench.measure import rounding
 from bench.patterns import outputs_of
 from kgen import config as configuration
 from kgen import pipeline, unusable
@@ -137,16 +138,6 @@ def settled(job: Job) -> Iterator[None]:
         stack.enter_context(torch.no_grad())
         stack.enter_context(rounding(job.tf32))
         yield
-
-
-@contextmanager
-def rounding(tf32: bool) -> Iterator[None]:
-    """Matmuls in float32 may round their operands there, or must not."""
-    before, torch.backends.cuda.matmul.allow_tf32 = torch.backends.cuda.matmul.allow_tf32, tf32
-    try:
-        yield
-    finally:
-        torch.backends.cuda.matmul.allow_tf32 = before
 
 
 def _compile(job: Job, done: Compiled) -> None:
