@@ -9,7 +9,19 @@ from functools import cache
 
 import torch
 
-__all__ = ["ADDITIONS", "DRIVER", "L2_RATE", "LINE", "SECTOR", "Device", "Gpu", "driver_version", "gpu_from", "is_rounded", "tf32_settings"]
+__all__ = [
+    "ADDITIONS",
+    "DRIVER",
+    "L2_RATE",
+    "LINE",
+    "SECTOR",
+    "Device",
+    "Gpu",
+    "driver_version",
+    "gpu_from",
+    "is_rounded",
+    "tf32_settings",
+]
 
 #: The shared library of the CUDA driver; tests put a stub in its place.
 DRIVER = "libcuda.so.1"

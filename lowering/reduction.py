@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import math
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -17,7 +16,7 @@ from kgen.ir.index import Expr
 from kgen.ir.values import Value
 from kgen.lowering.builder import Builder
 from kgen.lowering.fallback import Refused
-from kgen.lowering.few_terms import LEAST_REDUCED, MOST_COST, are_few
+from kgen.lowering.few_terms import LEAST_REDUCED, MOST_COST, are_few, are_parts, combined
 from kgen.lowering.one_hot import one_hot_sum
 from kgen.lowering.pointwise import Operand, narrowed, number, pointwise
 from kgen.lowering.pointwise import extreme as pairwise
@@ -343,9 +342,9 @@ def norm(
 
 def logsumexp(b: Builder, x: Tensor, dim: Dims, keepdim: bool = False) -> Tensor:
     """The maximum is subtracted as it is, so that one walk can make it and the sum; where it is infinite, it is the result."""
-    parts = _parts(x, dims_of(x, dim))
-    if parts:
-        return _logsumexp_of_parts(x, parts, dims_of(x, dim), keepdim)
+    few = _logsumexp_of_few(x, dims_of(x, dim))
+    if few is not None:
+        return narrowed(drop(few, dims_of(x, dim), keepdim), x.dtype)
     x = convert(reuse(b, x), x.dtype if x.dtype.is_floating_point else torch.get_default_dtype())
     dims, kind = dims_of(x, dim), accumulator(x.dtype)
     wide = Tensor(x.sizes, kind, x.device, x.value)
@@ -360,34 +359,22 @@ def _back_in_logarithms(m: Value, s: Value) -> Value:
     return vs.where(vs.call("isinf", m), m, vs.call("add", vs.call("log", s), m))
 
 
-def _parts(x: Tensor, dims: Sequence[int]) -> list[Tensor]:
-    """The few tensors that a stack along one dimension chooses from, where it costs as much to compute all of them; or its
-    parts in memory."""
+def _logsumexp_of_few(x: Tensor, dims: Sequence[int]) -> Tensor | None:
+    """Of few terms at each point, as arithmetic, with the dimension kept, where they are the parts of a stack, which is stored
+    nowhere then, or in memory; None elsewhere."""
     if len(dims) != 1 or not x.dtype.is_floating_point:
-        return []
-    k, sizes = dims[0], (*x.sizes[: dims[0]], *x.sizes[dims[0] + 1 :])
-    if not are_few(sizes, [ix.var("part", x.sizes[k])], points=LEAST_REDUCED):
-        return []
-    extent = x.sizes[k].as_int() or 0
-    found = [reindex(x, sizes, lambda *j, n=n: [*j[:k], ix.constant(n), *j[k:]]) for n in range(extent)]
-    costs = [vs.total_cost([part.value]) for part in found]
-    chosen = vs.total_cost([part.value for part in found]) < vs.total_cost([x.value])
-    return found if (chosen or x.value.op == "load") and max(costs) <= MOST_COST else []
-
-
-def _logsumexp_of_parts(x: Tensor, parts: Sequence[Tensor], dims: Sequence[int], keepdim: bool) -> Tensor:
-    """At each point, as arithmetic: such a stack is stored nowhere, nor read a short row at a time."""
-
-    def body(*terms: Value) -> Value:
-        m = functools.reduce(lambda u, v: vs.call("maximum", u, v), terms)
-        each = (vs.call("exp", vs.call("sub", term, m)) for term in terms)
-        return _back_in_logarithms(m, functools.reduce(lambda u, v: vs.call("add", u, v), each))
-
-    made = pointwise(body, *(Tensor(p.sizes, accumulator(x.dtype), p.device, p.value) for p in parts))
-    if keepdim:
-        sizes = [ix.ONE if d in dims else size for d, size in enumerate(x.sizes)]
-        made = reindex(made, sizes, lambda *j: [i for d, i in enumerate(j) if d not in dims])
-    return narrowed(made, x.dtype)
+        return None
+    [k], loop = dims, ix.var("part", x.sizes[dims[0]])
+    sizes = (*x.sizes[:k], ix.ONE, *x.sizes[k + 1 :])
+    term = vs.substitute(x.value, {x.axes[k]: loop.expr()})
+    if not are_few(sizes, [loop], points=LEAST_REDUCED):
+        return None
+    largest = combined("maximum", [loop], term)
+    costs = (vs.total_cost([vs.substitute(term, {loop: ix.constant(n)})]) for n in range(loop.extent.as_int() or 0))
+    if not (are_parts(term, largest) or term.op == "load") or max(costs) > MOST_COST:
+        return None
+    added = combined("add", [loop], vs.call("exp", vs.call("sub", term, largest)))
+    return Tensor(sizes, accumulator(x.dtype), x.device, _back_in_logarithms(largest, added))
 
 
 def dist(b: Builder, x: Tensor, y: Tensor, p: Operand = 2) -> Tensor:
