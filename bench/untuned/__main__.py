@@ -199,16 +199,32 @@ def _in_turns(ready: dict[str, Call], options: argparse.Namespace) -> dict[str, 
     return samples
 
 
-def _longest(call: Call, number: int, calls: int = 5) -> list[tuple[float, float, str]]:
-    """Microseconds and launches of a call, and the name, first of all kernels together, then of those with the most time."""
+def _longest(call: Call, number: int, calls: int = 7) -> list[tuple[float, float, str]]:
+    """Microseconds and launches of a call, and the name, first of all kernels together, then of those with the most time.
+
+    A launch counts with the median over the calls: other processes compute beside this one while it does not time.
+    """
     with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as profile:
         for _ in range(calls):
             call()
         torch.cuda.synchronize()
-    found = sorted(profile.key_averages(), key=lambda k: -k.self_device_time_total)
-    total, launches = sum(k.self_device_time_total for k in found), sum(k.count for k in found)
-    rows = [(total, launches, "all"), *((k.self_device_time_total, k.count, k.key[:100]) for k in found[:number])]
-    return [(round(us / calls, 1), round(count / calls, 1), name) for us, count, name in rows]
+    launches: dict[str, list[float]] = {}
+    events = (event for event in profile.events() if event.device_type is torch.autograd.DeviceType.CUDA)
+    for event in sorted(events, key=lambda event: event.time_range.start):
+        launches.setdefault(event.name[:100], []).append(event.self_device_time_total)
+    times = {name: (_of_a_call(us, calls), len(us) / calls) for name, us in launches.items()}
+    found = sorted(times, key=lambda name: -times[name][0])
+    rows = [(sum(us for us, _ in times.values()), sum(count for _, count in times.values()), "all")]
+    rows += [(*times[name], name) for name in found[:number]]
+    return [(round(us, 1), round(count, 1), name) for us, count, name in rows]
+
+
+def _of_a_call(us: list[float], calls: int) -> float:
+    """Launches of one kernel in the order of time: the sum over those of a call of each one's median over the calls."""
+    if len(us) % calls:
+        return statistics.median(us) * len(us) / calls
+    each = len(us) // calls
+    return sum(statistics.median(us[k::each]) for k in range(each))
 
 
 # ---- all rows -------------------------------------------------------------------------------------------------------------
