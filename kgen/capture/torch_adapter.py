@@ -20,7 +20,7 @@ import sys
 from collections.abc import Callable, Iterator, Sequence, Set
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from contextvars import ContextVar
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
@@ -63,7 +63,17 @@ __all__ = [
 ]  # fmt: skip
 
 
-_NORMS: OrderedSet[Callable[..., Any]] = OrderedSet([torch.ops.aten.linalg_vector_norm])
+# What is read where it is needed, as elementwise work is, and what reduces as sums do. torch's list of what fuses and may be
+# computed again lacks these: Inductor has others in their place by then.
+_ALSO_FUSED: OrderedSet[Callable[..., Any]] = OrderedSet([
+    torch.ops.aten.stack, torch.ops.aten.cat, torch.ops.aten.flip, torch.ops.aten.roll, torch.ops.aten.repeat,
+    torch.ops.aten.constant_pad_nd, torch.ops.aten.unfold, torch.ops.aten.diagonal, torch.ops.aten.tril,
+    torch.ops.aten.split_with_sizes, torch.ops.aten.unbind, torch.ops.aten.select_scatter, torch.ops.aten.slice_scatter,
+    torch.ops.aten.embedding, torch.ops.aten.index_select,
+    torch.ops.aten.linalg_vector_norm, torch.ops.aten.logsumexp, torch.ops.aten.amin, torch.ops.aten.argmin,
+    torch.ops.aten.all,
+])  # fmt: skip
+_JOINS, _FEW_JOINED = (torch.ops.aten.stack.default, torch.ops.aten.cat.default), 8
 
 
 @dataclass(frozen=True, slots=True)
@@ -436,24 +446,32 @@ def _partition(
     joint_graph = joint_pass(joint_graph)
     _save_compared(joint_graph)
     _copy_overwritten(joint_graph)
-    with _norms_are_sums():
+    with _more_fuses():
         forward, backward = min_cut_rematerialization_partition(joint_graph, inputs, **settings)
     _count_again(forward, backward)
     return forward, backward
 
 
+class _MoreOps(OpTypes):
+    """What many tensors are joined to is a result of its own: what they are made of may be a long chain, such as a recurrence."""
+
+    def is_recomputable(self, node: torch.fx.Node) -> bool:
+        return super().is_recomputable(node) and not (node.target in _JOINS and len(node.args[0]) > _FEW_JOINED)
+
+
 @contextmanager
-def _norms_are_sums() -> Iterator[None]:
-    """The partitioner takes norms for what they are: sums that fuse with their neighbours. It knows no norms, since Inductor
-    has sums there, and what is computed of a tensor after an operator that does not fuse it saves: all that was divided by
-    its norm (331 MB of `contrast to negatives` in bench.untuned, whose operands were saved as well)."""
+def _more_fuses() -> Iterator[None]:
+    """The partitioner takes operators for what they are here. It saves what an operator makes that it does not know, and all
+    that is computed before and behind it: of a log-sum-exp of two stacked tensors 2.4 GB in float32, where backward needs the
+    400 MB that these are made of (`between models` in bench.untuned). A norm is a sum that fuses with its neighbours."""
     known = partitioners.get_default_op_list
 
-    def with_norms() -> OpTypes:
-        found = known()
-        return replace(found, fusible_ops=found.fusible_ops | _NORMS, recomputable_ops=found.recomputable_ops | _NORMS)
+    def with_more() -> OpTypes:
+        found = {field.name: getattr(known(), field.name) for field in fields(OpTypes)}
+        more = {name: found[name] | _ALSO_FUSED for name in ("fusible_ops", "recomputable_ops")}
+        return _MoreOps(**found | more)
 
-    partitioners.get_default_op_list = with_norms
+    partitioners.get_default_op_list = with_more
     try:
         yield
     finally:

@@ -400,13 +400,49 @@ def test_what_is_divided_by_its_norm_is_computed_again(seen: list[Any], dtype: t
     assert all(name.startswith("primals") for name in large)
 
 
+def test_what_is_stacked_is_computed_again(seen: list[Any]) -> None:
+    """Backward of a log-sum-exp of two stacked tensors gets what they are made of, and not them, their sum or their exponentials."""
+    x, y = leaf(6, 40), torch.randn(6, 40)
+
+    def loss(x: Tensor, y: Tensor) -> Tensor:
+        s, t = functional.log_softmax(x / 0.9, -1), functional.log_softmax(y / 0.9, -1)
+        mixture = torch.logsumexp(torch.stack([s - 0.1, t - 2.3]), 0)
+        return ((s.exp() * (s - mixture)).sum(-1) + (t.exp() * (t - mixture)).sum(-1)).sum()
+
+    compiled(loss)(x, y).backward()
+    _, bw = (gm for gm, _ in seen)
+    large = [n.name for n in bw.graph.find_nodes(op="placeholder") if n.meta["val"].numel() >= x.numel()]
+    assert large == ["primals_1", "primals_2"], large
+
+
+@pytest.mark.parametrize("name", ["cat", "pad", "flip", "roll", "embedding", "unfold", "repeat"])
+def test_what_is_only_read_elsewhere_is_computed_again(seen: list[Any], name: str) -> None:
+    """What moves elements is not saved: backward reads what it moves."""
+    moves: dict[str, Callable[[Tensor], Tensor]] = {
+        "cat": lambda x: torch.cat([x, x * 2], -1),
+        "pad": lambda x: functional.pad(x, (3, 3)),
+        "flip": lambda x: x.flip(-1),
+        "roll": lambda x: x.roll(2, -1),
+        "embedding": lambda x: functional.embedding(torch.arange(6).repeat(4), x),
+        "unfold": lambda x: x.unfold(-1, 4, 2),
+        "repeat": lambda x: x.repeat(3, 2),
+    }
+    x = leaf(6, 40)
+    wanted = torch.autograd.grad((moves[name](x).sin() ** 2).sum(), x)
+    got = torch.autograd.grad((compiled(lambda x: moves[name](x).sin() ** 2)(x)).sum(), x)
+    torch.testing.assert_close(got, wanted)
+    _, bw = (gm for gm, _ in seen)
+    given = [n.name for n in bw.graph.find_nodes(op="placeholder") if n.meta["val"].is_floating_point()]
+    assert given == ["primals_1", "tangents_1"]
+
+
 def test_the_partitioner_forgets_norms_again() -> None:
     from torch._functorch import partitioners
 
     before = partitioners.get_default_op_list
 
     def fail() -> None:
-        with torch_adapter._norms_are_sums():
+        with torch_adapter._more_fuses():
             assert torch.ops.aten.linalg_vector_norm in partitioners.get_default_op_list().fusible_ops
             raise ValueError("here")
 
