@@ -96,19 +96,41 @@ class OperandMaterialisation(OperandLayout):
         if not wanted:
             return
         nodes: list[ir.Node] = []
-        copied: set[str] = set()
+        copied: dict[str, ir.Pointwise] = {}
         for node in draft.nodes:
             if ir.is_contraction(node) and node.vendor is None and node.out in wanted:
                 matmul, copies = with_copies(draft.graph, node, wanted[node.out])
                 nodes += [*(copy for copy in copies if copy.out not in copied), matmul]
-                copied.update(copy.out for copy in copies)
+                copied = {copy.out: copy for copy in copies} | copied
                 draft.asked.add(node.out)
             else:
                 nodes.append(node)
-        draft.nodes = nodes
+        draft.nodes = _reading_copies_too(draft.graph, nodes, copied)
 
     def concerns(self, kernel: Kernel) -> bool:
         return bool(read_by_prologue(kernel))
+
+
+def _reading_copies_too(graph: ir.Graph, nodes: list[ir.Node], copied: Mapping[str, ir.Pointwise]) -> list[ir.Node]:
+    """The other contractions and the reductions that read what has a copy read that, if kernels make it: then nobody may need
+    it as it was, and a sum of an operand still reads what its matmul reads. A copy comes before the first of its readers."""
+    sources = {load.attr[0]: out for out, copy in copied.items() for load in vs.loads([copy.value])}
+    sources = {source: out for source, out in sources.items() if source in _made_by_kernels(graph)}
+    found: list[ir.Node] = []
+    placed: set[str] = set()
+    for node in nodes:
+        changed = node
+        if isinstance(node, ir.Reduction) and sources.keys() & ir.reads(node):
+            changed = replace(node, value=_reading_any(graph, node.value, sources))
+        elif ir.is_contraction(node) and node.vendor is None and sources.keys() & ir.reads(node):
+            lhs, rhs = (_reading_any(graph, value, sources) for value in (node.lhs, node.rhs))
+            changed = replace(node, lhs=lhs, rhs=rhs)
+        before = [copied[name] for name in ir.reads(changed) if name in copied and name not in placed]
+        placed.update(copy.out for copy in before)
+        found += before
+        if not (isinstance(node, ir.Pointwise) and copied.get(node.out) is node):
+            found.append(changed)
+    return found
 
 
 class OperandPadding(OperandLayout):
@@ -202,10 +224,10 @@ def possible_copies(kernel: Kernel, graph: ir.Graph, device: Device) -> dict[str
 
 def _readings(kernel: Kernel, graph: ir.Graph, device: Device, written: frozenset[str] = frozenset()) -> dict[str, _Reading]:
     """The kernel with each choice of operands that may be copied; what is `written` in any case costs nothing more. Sums of
-    operands that the kernel makes beside its matmul need these as they are."""
+    operands that the kernel makes beside its matmul read copies as well, where `with_copies` is of what a kernel makes."""
     sums = [s for s in kernel.statements if s.kind == "contraction"]
     beside = any(s.inner for s in kernel.statements if s.kind != "contraction")
-    if device.kind != "cuda" or beside or len(sums) != 1 or sums[0].op != "sum" or len(sums[0].factors) != 1:
+    if device.kind != "cuda" or len(sums) != 1 or sums[0].op != "sum" or len(sums[0].factors) != 1:
         return {}
     matmul = sums[0]
     operands = (matmul.value, *matmul.factors)
@@ -213,16 +235,20 @@ def _readings(kernel: Kernel, graph: ir.Graph, device: Device, written: frozense
     if sources[0] is not None and sources[0] == sources[1]:
         return {}
     parts = _read_in_part(kernel, graph)
+    if beside:
+        parts |= {side for side, source in enumerate(sources) if source not in _made_by_kernels(graph)}
     made = [
-        _stored(side, kernel, matmul, graph, device, written) if source is None
-        else None if side in parts else _copied(source, value, graph, device)
+        None if side in parts
+        else _stored(side, kernel, matmul, graph, device, written) if source is None
+        else _copied(source, value, graph, device)
         for side, (source, value) in enumerate(zip(sources, operands, strict=True))
     ]  # fmt: skip
     found: dict[str, _Reading] = {}
     for copies, chosen_operands in _OPERANDS.items():
         chosen = {side: one for side, one in enumerate(made) if chosen_operands[side] and one is not None}
         if copies != NONE and len(chosen) == sum(chosen_operands):
-            found[copies] = _reading_copies(kernel, matmul, graph, chosen)
+            renamed = {source: aligned_of(graph, source) for side in chosen if (source := sources[side]) is not None}
+            found[copies] = _reading_copies(kernel, matmul, graph, chosen, renamed)
     return found
 
 
@@ -351,10 +377,15 @@ def _aligned(graph: ir.Graph, buffer: ir.Buffer) -> ir.Buffer | None:
 
 def _reading(graph: ir.Graph, value: Value, source: str) -> Value:
     """The value with loads from the copy."""
+    return _reading_any(graph, value, {source: aligned_of(graph, source)})
+
+
+def _reading_any(graph: ir.Graph, value: Value, copies: Mapping[str, str]) -> Value:
+    """The value with loads from copies, by the names of what these are of."""
 
     def renamed(load: Value) -> Value | None:
         name, index, dtype = load.attr
-        return vs.load(aligned_of(graph, name), index, dtype, *load.args) if name == source else None
+        return vs.load(copies[name], index, dtype, *load.args) if name in copies else None
 
     return vs.replace_loads([value], renamed)[0]
 
@@ -450,11 +481,17 @@ def _points(graph: ir.Graph, name: str) -> int:
     return Sizes(graph.size_hints).of(ix.product(graph.buffers[name].sizes))
 
 
-def _reading_copies(kernel: Kernel, matmul: Statement, graph: ir.Graph, made: Mapping[int, _Made]) -> _Reading:
-    """The kernel with these operands, by their places."""
+def _reading_copies(
+    kernel: Kernel, matmul: Statement, graph: ir.Graph, made: Mapping[int, _Made], renamed: Mapping[str, str]
+) -> _Reading:
+    """The kernel with these operands, by their places. What it adds up beside the matmul is read under the new names, too."""
     operands = enumerate((matmul.value, *matmul.factors))
     value, factor = (made[side].value if side in made else own for side, own in operands)
     changed = replace(matmul, value=value, factors=(factor,))
     buffers = {**graph.buffers, **{one.buffer.name: one.buffer for one in made.values() if one.buffer is not None}}
-    reading = replace(kernel, statements=tuple(changed if s is matmul else s for s in kernel.statements))
+    statements = (
+        changed if s is matmul else replace(s, value=_reading_any(graph, s.value, renamed)) if s.inner else s
+        for s in kernel.statements
+    )
+    reading = replace(kernel, statements=tuple(statements))
     return _Reading(reading, replace(graph, buffers=buffers), sum(one.seconds for one in made.values()))

@@ -67,6 +67,10 @@ def copies_in(plan: Schedule) -> list[ir.Buffer]:
     return [buffer for name, buffer in plan.graph.buffers.items() if name in made & copies]
 
 
+def loads_of(kernel: Kernel) -> list[tuple[Any, ...]]:
+    return [load.attr for s in kernel.statements for load in vs.loads(s.roots)]
+
+
 def rows_of(buffer: ir.Buffer) -> list[int]:
     """The strides in bytes but those of neighbours."""
     assert buffer.strides is not None
@@ -164,6 +168,38 @@ def test_one_copy_for_several_matmuls() -> None:
     with only("triton_matmul", lambda configs: configs[0], copies=LEFT):
         got, plan = run(fn, x, w, v)
     for one, want in zip(got, fn(x.double(), w.double(), v.double()), strict=True):
+        assert error(one, want) < 2e-3
+    assert len(copies_in(plan)) == 1
+
+
+def test_all_matmuls_and_sums_read_the_copy_of_what_a_kernel_makes() -> None:
+    """A gradient of odd rows: both of its matmuls and a bias's sum read the copy, and nobody needs it as it was."""
+    x, w, g = e(8000, 512), e(5001, 512), e(8000, 5001, dtype=torch.float32)
+
+    def gradients(x: Tensor, w: Tensor, g: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        d = (g - g.exp() * g.sum(-1, keepdim=True)).to(torch.bfloat16)
+        return d @ w, d.t() @ x, d.sum(0)
+
+    plan = plan_of(gradients, x, w, g)
+    [copy] = copies_in(plan)
+    readers = [k for step in plan.kernels for k in members(step) if copy.name in {i[0] for i in loads_of(k)}]
+    assert sum(k.contracts for k in readers) == 2
+    kernels = [k for step in plan.kernels for k in members(step)]
+    stored = {o for k in kernels for s in k.statements for o, kept in zip(s.outs, s.stored, strict=True) if kept}
+    assert copy.name in stored
+    assert plan.graph.provenance[copy.name].source not in stored
+
+
+def test_sums_beside_matmuls_of_copies_are_right() -> None:
+    x, g = r(40, 24), r(40, 71)
+
+    def gradients(x: Tensor, g: Tensor) -> tuple[Tensor, Tensor]:
+        d = F.gelu(F.gelu(F.gelu(g)))
+        return d.t() @ x, d.sum(0)
+
+    with only("triton_matmul", lambda configs: configs[0], copies=LEFT):
+        got, plan = run(gradients, x, g)
+    for one, want in zip(got, gradients(x.double(), g.double()), strict=True):
         assert error(one, want) < 2e-3
     assert len(copies_in(plan)) == 1
 
