@@ -27,7 +27,7 @@ LONG, MIN_SHARE = 8192, 1024
 # Programs of four warps that an SM runs side by side.
 PROGRAMS_PER_SM = 16
 # Shares of a reduction, and partial results of all, at most: one kernel of few programs joins them.
-MOST_SHARES, MOST_PARTIALS = 256, 1 << 15
+MOST_SHARES, MOST_PARTIALS = 2048, 1 << 15
 # Shares begin at multiples of so many points where they are longer: whole vectors of memory.
 ALIGNED = 16
 
