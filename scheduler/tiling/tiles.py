@@ -449,7 +449,8 @@ def _rows_at_data(kernel: Kernel, graph: ir.Graph, sizes: Sizes, gpu: Gpu) -> Ti
 
 def _stored_in_runs(kernel: Kernel, touches: list[Touch], sizes: Sizes) -> Kernel:
     """With the loops innermost, too short for tiles, that make one run of all that is stored, such as the taps of filters. Else
-    each thread stores into a sector of its own. What is read in as many streams stays in the L1 cache meanwhile."""
+    each thread stores into a sector of its own. What is read in as many streams stays in the L1 cache meanwhile. Several stores
+    may make a run together, as the tensors of a concatenation do."""
     stores = [touch.offset for touch in touches if touch.store]
     steps = {v: {usual_stride(offset, v, sizes) for offset in stores} for v in kernel.outer}
     if not stores or not all(len(found) == 1 and None not in found for found in steps.values()):
@@ -457,9 +458,10 @@ def _stored_in_runs(kernel: Kernel, touches: list[Touch], sizes: Sizes) -> Kerne
     order = sorted(kernel.outer, key=lambda v: max(step or 0 for step in steps[v]))
     run = 1
     for v in order:
-        if steps[v] != {run}:
+        long, together = sizes.of(v.extent) >= MIN_TILE, {run, run * len(stores)}
+        if not steps[v] <= (together if long else {run}):
             return kernel
-        if sizes.of(v.extent) >= MIN_TILE:
+        if long:
             return collapsed(replace(kernel, outer=(*reversed(order),))) if 1 < run < MOST_STREAMS else kernel
         run *= sizes.of(v.extent)
     return kernel

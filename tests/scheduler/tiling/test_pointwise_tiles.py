@@ -20,7 +20,7 @@ from kgen.scheduler import choose_tiles
 from kgen.scheduler.tiling.loops import Touch
 from kgen.scheduler.tiling.tiles import _interleaved
 from tests.matmuls import compiled
-from tests.rendering import gpu_call
+from tests.rendering import gpu_call, texts_of_a_gpu
 from tests.scheduler.selection.test_safe_choices import planned
 
 
@@ -45,6 +45,18 @@ def test_one_tap_leaves_the_channels_innermost() -> None:
     plan = planned(in_order, filters(64, 96, 1, 1))
     tiling = choose_tiles(plan.kernels[0], plan.graph, Sizes({}), Gpu())
     assert [v.extent.as_int() for v in tiling.x] == [64 * 96]
+
+
+def test_pieces_of_rows_are_stored_side_by_side() -> None:
+    """What has its channels first is read in streams: along them each thread would store into a sector of its own."""
+
+    def joined(x: Tensor, y: Tensor) -> Tensor:
+        y = y[:, None].expand(-1, 48, -1).flatten(0, 1)
+        return torch.cat([x.t(), y.sin(), y.cos()], 1)
+
+    made = texts_of_a_gpu(joined, torch.empty(12, 8192 * 48), torch.empty(8192, 12))
+    [text] = made.kernels.values()
+    assert "xi % (12)" in text
 
 
 @pytest.mark.interpret
