@@ -209,7 +209,7 @@ def _longest(call: Call, number: int, calls: int = 7) -> list[tuple[float, float
             call()
         torch.cuda.synchronize()
     launches: dict[str, list[float]] = {}
-    events = (event for event in profile.events() if event.device_type is torch.autograd.DeviceType.CUDA)
+    events = (event for event in profile.events() if event.device_type == torch.autograd.DeviceType.CUDA)
     for event in sorted(events, key=lambda event: event.time_range.start):
         launches.setdefault(event.name[:100], []).append(event.self_device_time_total)
     times = {name: (_of_a_call(us, calls), len(us) / calls) for name, us in launches.items()}
