@@ -84,6 +84,7 @@ def rewrite(gm: GraphModule, config: Config) -> tuple[Verdict, ...]:
     """Makes loops that Dynamo has unrolled batches or loops again, and equal layers calls of one, in its graph."""
     _concatenated(gm)
     _unshifted(gm, config)
+    _resampled(gm, config)
     batched, rolled, names = _batched(gm, config), _rolled(gm, config), {node.name for node in gm.graph.nodes}
     left = [one for one in batched if not rolled or one.outcome not in REFUSED or one.producer in names]
     return (*left, *rolled, *_hoisted(gm, config), *_shared(gm, config))
@@ -102,6 +103,13 @@ def _unshifted(gm: GraphModule, config: Config) -> None:
         from kgen.capture.row_shifts import drop_row_shifts  # noqa: PLC0415  only where there is a maximum
 
         drop_row_shifts(gm)
+
+
+def _resampled(gm: GraphModule, config: Config) -> None:
+    if any(getattr(node.target, "__name__", "") in ("interpolate", "upsample") for node in gm.graph.nodes):
+        from kgen.capture.resampling import keep_resampling_whole  # noqa: PLC0415  few graphs resample
+
+        keep_resampling_whole(gm, config.numerics == "fast")
 
 
 def _batched(gm: GraphModule, config: Config) -> list[Verdict]:
