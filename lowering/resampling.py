@@ -62,20 +62,14 @@ class _Line:
         return vs.call("minimum", vs.call("maximum", place, vs.const(0, dtype)), vs.const(self.extent - 1, dtype))
 
 
-def backward(rank: int) -> Callable[..., Tensor]:
-    def rule(b: Builder, grad: Tensor, output_size: Any, input_size: Any, align_corners: bool, *scales: float | None) -> Tensor:
-        sizes = tuple(map(ix.as_expr, input_size))
-        wide = ops.compute_dtype(grad.dtype)
-        extents = [(n.as_int(), m.as_int()) for n, m in zip(sizes[-rank:], grad.sizes[-rank:], strict=True)]
-        given = list(scales) + [None] * (rank - len(scales))
-        lines = [_line(n, m, align_corners, scale, wide) for (n, m), scale in zip(extents, given, strict=True)]
-        made = _gathered(b, convert(gather_source(b, grad), wide), lines)
-        return convert(made, grad.dtype)
-
-    return rule
+def backward(b: Builder, grad: Tensor, extents: Sequence[int], align_corners: bool, scales: Sequence[float]) -> Tensor:
+    wide, rank = ops.compute_dtype(grad.dtype), len(extents)
+    sizes = [size.as_int() for size in grad.sizes[-rank:]]
+    lines = [_line(n, m, align_corners, scale, wide) for n, m, scale in zip(extents, sizes, scales, strict=True)]
+    return convert(_gathered(b, convert(gather_source(b, grad), wide), lines), grad.dtype)
 
 
-def _line(extent: int | None, out: int | None, align_corners: bool, scale: float | None, dtype: torch.dtype) -> _Line:
+def _line(extent: int, out: int | None, align_corners: bool, scale: float, dtype: torch.dtype) -> _Line:
     if not extent or not out or max(extent, out) > MAX_TABLE:
         raise Refused("linear resampling of a symbolic size, or of nothing")
     if align_corners:
@@ -179,6 +173,4 @@ def _runs(line: _Line, k: int) -> list[tuple[int, float]]:
     return runs
 
 
-RULES: dict[str, Callable[..., Any]] = {
-    f"aten.upsample_{name}_backward": backward(rank) for rank, name in ((1, "linear1d"), (2, "bilinear2d"), (3, "trilinear3d"))
-}
+RULES: dict[str, Callable[..., Any]] = {"kgen.resample_backward": backward}

@@ -2,7 +2,7 @@
 
 torch takes it apart before autograd sees it. Its gradient would be that of 2^n gathers: as many tables of float32, to which
 additions at computed positions go, and a sum of them. Here autograd sees ``kgen::resample``, which is taken apart below it, and
-whose gradient is ``aten::upsample_bilinear2d_backward``, or that of another rank.
+whose gradient is ``kgen::resample_backward``: aten's own takes no symbol for a number of images.
 """
 
 from __future__ import annotations
@@ -29,6 +29,7 @@ BACKWARD = {
 
 _library = torch.library.Library("kgen", "FRAGMENT")
 _library.define("resample(Tensor x, int[] size, bool align_corners, float[] scales) -> Tensor")
+_library.define("resample_backward(Tensor grad, int[] extents, bool align_corners, float[] scales) -> Tensor")
 RESAMPLE = torch.ops.kgen.resample.default
 
 
@@ -42,16 +43,29 @@ def _given(scales: Sequence[float]) -> list[float | None]:
 
 
 def _save(ctx: Any, inputs: tuple[Any, ...], output: torch.Tensor) -> None:
-    x, ctx.size, ctx.align_corners, ctx.scales = inputs
-    ctx.shape = x.shape
+    x, size, ctx.align_corners, ctx.scales = inputs
+    ctx.extents = list(x.shape[-len(size) :])
 
 
 def _gradient(ctx: Any, grad: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
-    backward = BACKWARD[len(ctx.size)]
-    return backward(grad, ctx.size, ctx.shape, ctx.align_corners, *_given(ctx.scales)), None, None, None
+    return torch.ops.kgen.resample_backward(grad, ctx.extents, ctx.align_corners, ctx.scales), None, None, None
+
+
+def _backward(grad: torch.Tensor, extents: Sequence[int], align_corners: bool, scales: Sequence[float]) -> torch.Tensor:
+    shape, rank = [*grad.shape[: -len(extents)], *extents], len(extents)
+    made: torch.Tensor = BACKWARD[rank](grad, grad.shape[-rank:], shape, align_corners, *_given(scales))
+    return made
+
+
+def _fake_backward(grad: torch.Tensor, extents: Sequence[int], *_: Any) -> torch.Tensor:
+    layout = torch._prims_common.suggest_memory_format(grad)
+    return torch.empty((*grad.shape[: -len(extents)], *extents), dtype=grad.dtype, device=grad.device, memory_format=layout)
 
 
 _library.impl("resample", taken_apart, "CompositeExplicitAutograd")
+for _key in ("CPU", "CUDA"):
+    _library.impl("resample_backward", _backward, _key)
+torch.library.register_fake("kgen::resample_backward", _fake_backward, lib=_library)
 torch.library.register_autograd("kgen::resample", _gradient, setup_context=_save, lib=_library)
 
 

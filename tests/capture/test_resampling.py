@@ -114,6 +114,15 @@ def test_sizes_that_change() -> None:
         torch.testing.assert_close(made.grad, wanted.grad)
 
 
+def test_numbers_of_images_that_change() -> None:
+    fn = torch.compile(linear("bilinear", scale_factor=2), backend="kgen", options={"cache": False, "strict": True})
+    for n in (2, 3, 4):
+        made, wanted = (torch.ones(n, 3, 5, 6, requires_grad=True) for _ in range(2))
+        fn(made).sin().sum().backward()
+        linear("bilinear", scale_factor=2)(wanted).sin().sum().backward()
+        torch.testing.assert_close(made.grad, wanted.grad)
+
+
 def test_below_a_transform() -> None:
     def fn(x: Tensor) -> Tensor:
         return torch.func.vmap(lambda one: F.interpolate(one[None], scale_factor=2, mode="bilinear")[0].sin())(x)
