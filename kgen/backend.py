@@ -425,6 +425,8 @@ class Passes:
         if _may_lay_out(gm, self.config):
             gm = self.attempt(laid_out, gm, gm)
         gm = _expanded(gm, decompositions.TRAINED)
+        if any(_calls(gm, target) for target in _MAXIMA):
+            gm = self.attempt(with_short_positions, gm, gm)
         if _calls(gm, torch.ops.aten.slice_scatter.default):
             gm = self.attempt(interleaved, gm, gm)
         if _has_large_logits(gm, self.config):
@@ -484,6 +486,19 @@ def recomputed_scores(gm: GraphModule, config: Config) -> GraphModule:
     from kgen.capture.recompute_scores import recompute_scores  # noqa: PLC0415  only where something is a softmax
 
     return recompute_scores(gm, partial(_takes_both, config), as_eager=config.numerics != "fast")
+
+
+# Gradients of poolings that read the positions of maxima.
+_MAXIMA = (torch.ops.aten.max_pool2d_with_indices_backward.default, torch.ops.aten.max_pool3d_with_indices_backward.default)
+
+
+def with_short_positions(gm: GraphModule, config: Config) -> GraphModule:
+    """The joint graph with the positions of maxima in eight bits, on a GPU: a CPU takes longer to compare such numbers."""
+    if not config.gpu_interpreter and not torch_adapter.uses_cuda(gm):
+        return gm
+    from kgen.capture.pool_taps import shorten_pool_positions  # noqa: PLC0415  few graphs pool
+
+    return shorten_pool_positions(gm)
 
 
 def interleaved(gm: GraphModule, _config: Config) -> GraphModule:
