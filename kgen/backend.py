@@ -25,6 +25,7 @@ from kgen.capture.dimensions import count_from_front
 from kgen.capture.eager_graph import EagerGraph
 from kgen.capture.freeze import freeze, frozen_inputs
 from kgen.capture.operators import check_names, makes_quantised, resizes_storage
+from kgen.capture.pool_taps import BACKWARDS, shorten_pool_positions
 from kgen.capture.shared_storages import SameStorages, may_write, shared_views
 from kgen.capture.torch_adapter import GraphInfo, Snapshot, copied_graph
 from kgen.config import Config
@@ -425,7 +426,7 @@ class Passes:
         if _may_lay_out(gm, self.config):
             gm = self.attempt(laid_out, gm, gm)
         gm = _expanded(gm, decompositions.TRAINED)
-        if any(_calls(gm, target) for target in _MAXIMA):
+        if any(_calls(gm, target) for target in BACKWARDS):
             gm = self.attempt(with_short_positions, gm, gm)
         if _calls(gm, torch.ops.aten.slice_scatter.default):
             gm = self.attempt(interleaved, gm, gm)
@@ -488,16 +489,10 @@ def recomputed_scores(gm: GraphModule, config: Config) -> GraphModule:
     return recompute_scores(gm, partial(_takes_both, config), as_eager=config.numerics != "fast")
 
 
-# Gradients of poolings that read the positions of maxima.
-_MAXIMA = (torch.ops.aten.max_pool2d_with_indices_backward.default, torch.ops.aten.max_pool3d_with_indices_backward.default)
-
-
 def with_short_positions(gm: GraphModule, config: Config) -> GraphModule:
     """The joint graph with the positions of maxima in eight bits, on a GPU: a CPU takes longer to compare such numbers."""
     if not config.gpu_interpreter and not torch_adapter.uses_cuda(gm):
         return gm
-    from kgen.capture.pool_taps import shorten_pool_positions  # noqa: PLC0415  few graphs pool
-
     return shorten_pool_positions(gm)
 
 

@@ -13,8 +13,6 @@ from typing import Any
 import torch
 from torch.fx import GraphModule, Node
 
-from kgen.capture.torch_adapter import fake_result
-
 __all__ = ["BACKWARDS", "shorten_pool_positions"]
 
 aten = torch.ops.aten
@@ -121,7 +119,8 @@ def _replace(gm: GraphModule, node: Node, windows: tuple[list[int], ...]) -> Non
         return
     with gm.graph.inserting_after(positions):
         taps = gm.graph.call_function(torch.ops.kgen.pool_taps.default, (positions, extents, *windows))
-    taps.meta["val"] = fake_result(taps)
+    with positions.meta["val"].fake_mode:
+        taps.meta["val"] = _fake_taps(positions.meta["val"])
     with gm.graph.inserting_before(node):
         new = gm.graph.call_function(torch.ops.kgen.tapped_pool_backward.default, (grad, taps, x, *windows))
     new.meta = dict(node.meta)
