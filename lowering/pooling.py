@@ -117,8 +117,8 @@ def tapped_pool_backward(
         where = [*x.indices[:-rank], *window]
         offsets = [e - start for e, start in zip(x.indices[-rank:], windows.start(window), strict=True)]
         steps = [ix.floordiv(e, ix.as_expr(d)) for e, d in zip(offsets, windows.dilation, strict=True)]
-        own = vs.index_value(ix.linearize(steps, ix.contiguous_strides(tuple(map(ix.as_expr, size)))), torch.int32)
-        mine = vs.call("eq", vs.cast(at(named, where), torch.int32), own)
+        own = vs.index_value(ix.linearize(steps, ix.contiguous_strides(tuple(map(ix.as_expr, size)))), torch.int8)
+        mine = vs.call("eq", at(named, where), own)
         for e, d in zip(offsets, windows.dilation, strict=True):
             if d > 1:
                 mine = vs.call("and", mine, vs.call("eq", vs.index_value(ix.mod(e, ix.as_expr(d))), vs.const(0, torch.int64)))
