@@ -25,6 +25,7 @@ from kgen.capture.dimensions import count_from_front
 from kgen.capture.eager_graph import EagerGraph
 from kgen.capture.freeze import freeze, frozen_inputs
 from kgen.capture.operators import check_names, makes_quantised, resizes_storage
+from kgen.capture.pool_taps import BACKWARDS, shorten_pool_positions
 from kgen.capture.shared_storages import SameStorages, may_write, shared_views
 from kgen.capture.torch_adapter import GraphInfo, Snapshot, copied_graph
 from kgen.config import Config
@@ -84,6 +85,7 @@ def rewrite(gm: GraphModule, config: Config) -> tuple[Verdict, ...]:
     """Makes loops that Dynamo has unrolled batches or loops again, and equal layers calls of one, in its graph."""
     _concatenated(gm)
     _unshifted(gm, config)
+    _resampled(gm, config)
     batched, rolled, names = _batched(gm, config), _rolled(gm, config), {node.name for node in gm.graph.nodes}
     left = [one for one in batched if not rolled or one.outcome not in REFUSED or one.producer in names]
     return (*left, *rolled, *_hoisted(gm, config), *_shared(gm, config))
@@ -102,6 +104,13 @@ def _unshifted(gm: GraphModule, config: Config) -> None:
         from kgen.capture.row_shifts import drop_row_shifts  # noqa: PLC0415  only where there is a maximum
 
         drop_row_shifts(gm)
+
+
+def _resampled(gm: GraphModule, config: Config) -> None:
+    if any(getattr(node.target, "__name__", "") in ("interpolate", "upsample") for node in gm.graph.nodes):
+        from kgen.capture.resampling import keep_resampling_whole  # noqa: PLC0415  few graphs resample
+
+        keep_resampling_whole(gm, config.numerics == "fast")
 
 
 def _batched(gm: GraphModule, config: Config) -> list[Verdict]:
@@ -417,6 +426,8 @@ class Passes:
         if _may_lay_out(gm, self.config):
             gm = self.attempt(laid_out, gm, gm)
         gm = _expanded(gm, decompositions.TRAINED)
+        if any(_calls(gm, target) for target in BACKWARDS):
+            gm = self.attempt(with_short_positions, gm, gm)
         if _calls(gm, torch.ops.aten.slice_scatter.default):
             gm = self.attempt(interleaved, gm, gm)
         if _has_large_logits(gm, self.config):
@@ -476,6 +487,13 @@ def recomputed_scores(gm: GraphModule, config: Config) -> GraphModule:
     from kgen.capture.recompute_scores import recompute_scores  # noqa: PLC0415  only where something is a softmax
 
     return recompute_scores(gm, partial(_takes_both, config), as_eager=config.numerics != "fast")
+
+
+def with_short_positions(gm: GraphModule, config: Config) -> GraphModule:
+    """The joint graph with the positions of maxima in eight bits, on a GPU: a CPU takes longer to compare such numbers."""
+    if not config.gpu_interpreter and not torch_adapter.uses_cuda(gm):
+        return gm
+    return shorten_pool_positions(gm)
 
 
 def interleaved(gm: GraphModule, _config: Config) -> GraphModule:

@@ -21,6 +21,7 @@ from kgen.lowering import (
     pooling,
     random,
     reduction,
+    resampling,
     row_order,
     scan,
     scatter,
@@ -36,8 +37,8 @@ from kgen.lowering.table import merge
 
 FAMILIES = (
     activation, attention, concat, contraction, convolution, creation, distance, donated, embedding_bag, foreach, indexing,
-    logic, mutation, norm, pointwise, pooling, random, reduction, row_order, scan, scatter, sorting, special, symbolic, top_k,
-    user_kernel, views, windows,
+    logic, mutation, norm, pointwise, pooling, random, reduction, resampling, row_order, scan, scatter, sorting, special,
+    symbolic, top_k, user_kernel, views, windows,
 )  # fmt: skip
 RULES = merge(FAMILIES)
 # Rules of operators that multiply and add up, and of those that only look at a tensor otherwise.

@@ -27,6 +27,7 @@ from kgen.lowering.builder import Builder
 from kgen.lowering.closed_form import in_runs
 from kgen.lowering.empty_buffers import rule_out_zeros
 from kgen.lowering.families import CONTRACTIONS, RULES, VIEWS
+from kgen.lowering.few_reads import recompute_few_reads
 from kgen.lowering.fused_calls import note_fused_calls
 from kgen.lowering.narrow_values import store_narrow
 from kgen.lowering.operation import OperatorAxes, lower_operator
@@ -135,6 +136,7 @@ class _Lowering:
         if len(graph.nodes) > 1:  # one node reads what it is given
             unroll_short_axes(graph, self.builder.fresh)
             if self.context.inlining:
+                recompute_few_reads(graph, self.builder.on_gpu)
                 store_narrow(graph, self.builder.fresh, self.builder.on_gpu)
                 recompute_in_stencils(graph, self.builder.on_gpu)
                 add_to_sums(graph, self.builder.on_gpu)

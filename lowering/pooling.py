@@ -9,12 +9,14 @@ from __future__ import annotations
 
 import itertools
 import math
+import operator
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 
+from kgen.capture.operators import operator_name
 from kgen.ir import index as ix
 from kgen.ir import ops
 from kgen.ir import values as vs
@@ -64,10 +66,66 @@ def max_pool_with_indices(rank: int) -> Callable[..., tuple[Tensor, Tensor]]:
             largest = separate_windows(b, "max", x, windows)
             return largest, full(b, sizes, torch.int64, x.device, 0)
         if math.prod(windows.size) <= MAX_UNROLLED:
-            return _max_unrolled(_window_source(b, x, windows), sizes, windows)
+            source = _window_source(b, x, windows)
+            return _max_unrolled(source, sizes, windows, _tap_number if _gives_taps(b.current) else _flat_position)
         return _max_reduced(b, x, sizes, windows)
 
     return rule
+
+
+def _gives_taps(pool: Any) -> bool:
+    """Whether a pooling of small windows gives numbers of elements within their windows: nobody wants anything else."""
+    positions = [user for user in pool.users if user.target is operator.getitem and user.args[1] == 1]
+    readers = [reader for one in positions for reader in one.users]
+    unrolled = bool(readers) and all(operator_name(one.target) == "kgen.pool_taps" for one in readers)
+    return unrolled and math.prod(readers[0].args[2]) <= MAX_UNROLLED
+
+
+def pool_taps(b: Builder, positions: Tensor, extents: Any, size: Any, stride: Any, padding: Any, dilation: Any) -> Tensor:
+    """The number of each maximum within its window, from its flat position."""
+    source = b.current.args[0]
+    if source.target is operator.getitem and _gives_taps(source.args[0]):
+        return convert(positions, torch.int8)
+    windows = Windows(
+        tuple(map(ix.as_expr, extents)), positions.sizes[-len(size) :], *map(tuple, (size, stride, padding, dilation))
+    )
+    left, number, weight = positions.value, vs.const(0, torch.int64), 1
+    starts = windows.start(positions.indices[-windows.rank :])
+    for n in reversed(range(windows.rank)):
+        extent = vs.index_value(windows.sizes[n])
+        place = vs.call("sub", vs.call("remainder", left, extent), vs.index_value(starts[n]))
+        tap = vs.call("floordiv", place, vs.const(windows.dilation[n], torch.int64))
+        number = vs.call("add", number, vs.call("mul", tap, vs.const(weight, torch.int64)))
+        left, weight = vs.call("floordiv", left, extent), weight * windows.size[n]
+    return convert(positions.with_value(number, torch.int64), torch.int8)
+
+
+def tapped_pool_backward(
+    b: Builder, grad: Tensor, taps: Tensor, x: Tensor, size: Any, stride: Any, padding: Any, dilation: Any
+) -> Tensor:
+    """Each element asks the windows that contain it whether it is the one that they name."""
+    rank = len(size)
+    windows = Windows(x.sizes, grad.sizes[-rank:], *map(tuple, (size, stride, padding, dilation)))
+    given, named = gather_source(b, grad), gather_source(b, taps)
+    if math.prod(windows.covering()) > MAX_UNROLLED:
+        j, (tap,) = grad.indices, (vs.indirect(vs.cast(taps.value, torch.int64), ix.as_expr(math.prod(size)), wrap=False),)
+        place, _ = windows.taps(j[-rank:], ix.delinearize(tap, tuple(map(ix.as_expr, size))))
+        total = b.copy(full(b, x.sizes, ops.compute_dtype(grad.dtype), x.device, 0))
+        return convert(b.scatter(total, grad.sizes, [*j[:-rank], *place], grad.value, "add"), grad.dtype)
+
+    def share(window: Sequence[Expr]) -> Value:
+        where = [*x.indices[:-rank], *window]
+        offsets = [e - start for e, start in zip(x.indices[-rank:], windows.start(window), strict=True)]
+        steps = [ix.floordiv(e, ix.as_expr(d)) for e, d in zip(offsets, windows.dilation, strict=True)]
+        own = vs.index_value(ix.linearize(steps, ix.contiguous_strides(tuple(map(ix.as_expr, size)))), torch.int8)
+        mine = vs.call("eq", at(named, where), own)
+        for e, d in zip(offsets, windows.dilation, strict=True):
+            if d > 1:
+                mine = vs.call("and", mine, vs.call("eq", vs.index_value(ix.mod(e, ix.as_expr(d))), vs.const(0, torch.int64)))
+        return vs.where(mine, at(given, where), vs.const(0, grad.dtype))
+
+    shape = Tensor(x.sizes, grad.dtype, x.device, vs.const(0, grad.dtype))
+    return shape.with_value(_gathered(shape, windows, share))
 
 
 def _window_source(b: Builder, x: Tensor, windows: Windows) -> Tensor:
@@ -82,13 +140,15 @@ def _window_source(b: Builder, x: Tensor, windows: Windows) -> Tensor:
     return b.stored_once(x) if dear or moved * taps > taps + elements * (moved + STORED) else x
 
 
-def _max_unrolled(x: Tensor, sizes: Sizes, windows: Windows) -> tuple[Tensor, Tensor]:
+def _max_unrolled(
+    x: Tensor, sizes: Sizes, windows: Windows, named: Callable[[Windows, Sequence[Expr], Sequence[Expr]], Value]
+) -> tuple[Tensor, Tensor]:
     """As eager scans a window: a later element wins if it is larger or NaN; an empty hand starts at the first real element."""
     j, rank = indices(sizes), windows.rank
     window = j[-rank:]
     first = [_first_inside(s, d) for s, d in zip(windows.start(window), windows.dilation, strict=True)]
     best: Value = vs.const(ops.identity("max", x.dtype), x.dtype)
-    lane = _flat(first, windows.extents)
+    lane = named(windows, window, first)
     for tap in windows.all_taps():
         place, real = windows.taps(window, tap)
         read = vs.guard_loads(at(x, [*j[:-rank], *place]), real) if real.op != "const" else at(x, [*j[:-rank], *place])
@@ -96,8 +156,19 @@ def _max_unrolled(x: Tensor, sizes: Sizes, windows: Windows) -> tuple[Tensor, Te
         if x.dtype.is_floating_point:
             wins = vs.call("or", wins, vs.call("isnan", read))
         wins = vs.call("and", real, wins)
-        best, lane = vs.where(wins, read, best), vs.where(wins, _flat(place, windows.extents), lane)
+        best, lane = vs.where(wins, read, best), vs.where(wins, named(windows, window, place), lane)
     return Tensor(sizes, x.dtype, x.device, best), Tensor(sizes, torch.int64, x.device, lane)
+
+
+def _flat_position(windows: Windows, window: Sequence[Expr], place: Sequence[Expr]) -> Value:
+    return _flat(place, windows.extents)
+
+
+def _tap_number(windows: Windows, window: Sequence[Expr], place: Sequence[Expr]) -> Value:
+    """The number of an element within its window."""
+    starts = zip(place, windows.start(window), windows.dilation, strict=True)
+    steps = [ix.floordiv(e - start, ix.as_expr(d)) for e, start, d in starts]
+    return vs.index_value(ix.linearize(steps, ix.contiguous_strides(tuple(map(ix.as_expr, windows.size)))))
 
 
 def _first_inside(start: Expr, dilation: int) -> Expr:
@@ -475,6 +546,8 @@ def nearest_index(o: Expr, out: Expr, extent: Expr, scale: float | None, shift: 
 
 
 RULES: dict[str, Callable[..., Any]] = {
+    "kgen.pool_taps": pool_taps,
+    "kgen.tapped_pool_backward": tapped_pool_backward,
     **{f"aten.max_pool{n}d_with_indices": max_pool_with_indices(n) for n in (2, 3)},
     **{f"aten.max_pool{n}d_with_indices_backward": max_pool_backward(n) for n in (2, 3)},
     **{f"aten.avg_pool{n}d": avg_pool(n) for n in (1, 2, 3)},

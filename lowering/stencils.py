@@ -124,7 +124,7 @@ class _Stencils:
     def is_beside(self, load: Value) -> bool:
         """Whether a load moves along loops from another point than 0, or backwards, or stays at one of many points."""
         sizes = self.graph.buffers[load.attr[0]].sizes
-        return any(size != 1 if e.as_int() is not None else _is_shifted(e) for e, size in zip(load.attr[1], sizes, strict=True))
+        return any(size != 1 if e.as_int() is not None else is_shifted(e) for e, size in zip(load.attr[1], sizes, strict=True))
 
     def stays(self, load: Value) -> bool:
         """Whether what is read is made by a node of loops that readers do not compute."""
@@ -368,9 +368,10 @@ def _is_static(load: Value) -> bool:
     return not any(ix.indirects(e) for e in load.attr[1])
 
 
-def _is_shifted(expr: Expr) -> bool:
+def is_shifted(expr: Expr) -> bool:
+    """Whether an index moves along loops from another point than 0, or backwards."""
     inner = [part for monomial, _ in expr.terms for atom in monomial for part in _inside(atom)]
-    return any(not monomial or factor < 0 for monomial, factor in expr.terms) or any(map(_is_shifted, inner))
+    return any(not monomial or factor < 0 for monomial, factor in expr.terms) or any(map(is_shifted, inner))
 
 
 def _inside(atom: ix.Atom) -> tuple[Expr, ...]:

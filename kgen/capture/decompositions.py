@@ -13,6 +13,8 @@ import torch
 from torch._decomp import _core_aten_decompositions_post_autograd as core_decompositions
 from torch._decomp import get_decompositions
 
+from kgen.capture.resampling import RESAMPLE, taken_apart
+
 aten = torch.ops.aten
 
 # Taken apart although not in torch's core set: each becomes work that fuses with its neighbours.
@@ -190,7 +192,7 @@ def _overloads(ops: tuple[Any, ...]) -> list[Any]:
 # Operator overload -> decomposition, as AOTAutograd takes it. The operators of quantisation are in `kgen.capture.quantised`.
 TABLE: dict[Any, Callable[..., Any]] = {
     **core_decompositions(), **get_decompositions(EXTRA), aten.huber_loss.default: _huber_loss,
-    aten.native_dropout.default: _native_dropout,
+    aten.native_dropout.default: _native_dropout, RESAMPLE: taken_apart,
 }  # fmt: skip
 
 

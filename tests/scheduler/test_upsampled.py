@@ -18,7 +18,7 @@ from tools.replay_graphs import call
 def texts_of(fn: Callable[..., Any], *args: Tensor, trains: bool = False) -> dict[str, Texts]:
     """What kgen makes of a function for a GPU, by the role of its graphs."""
     made: list[Texts] = []
-    call(Case(fn.__name__, lambda: (fn, list(args)), trains=trains), "gpu", door({}), partial(rendering, made.append))
+    call(Case("upsampled", lambda: (fn, list(args)), trains=trains), "gpu", door({}), partial(rendering, made.append))
     return {one.role: one for one in made}
 
 
@@ -62,3 +62,10 @@ def test_backward_counts_the_points_of_an_interpolation_again() -> None:
     made = texts_of(interpolated, torch.empty(2, 3, 30, 31), torch.empty(2, 3, 60, 62), trains=True)
     assert "load(primals" in made["backward"].steps
     assert "load(_to_copy" not in made["backward"].steps
+
+
+def test_a_gradient_of_a_linear_interpolation_gathers() -> None:
+    made = texts_of(partial(F.interpolate, scale_factor=2, mode="bilinear"), torch.empty(2, 64, 32, 32), trains=True)
+    [kernel] = made["backward"].kernels.values()
+    assert "atomic" not in kernel
+    assert len(made["forward"].kernels) == 1
