@@ -51,6 +51,19 @@ def test_the_gradient_of_a_smooth_loss_keeps_nan(dtype: str, reduction: str) -> 
     torch.testing.assert_close(got, gradient(loss), equal_nan=True)
 
 
+def test_a_write_to_elements_that_share_places_is_refused_as_in_eager() -> None:
+    """The first part of a repeated input is written, and the input is an alias of another one: torch's tracing writes all of
+    its parts, of which only one may stay."""
+
+    def f(x: Any, y: Any) -> Any:
+        x[:1].mul_(-1)
+        return y + 1
+
+    base = torch.ones(1, 8, 3, dtype=torch.int8)
+    with pytest.raises(RuntimeError, match="single memory location"):
+        torch.compile(f, backend="kgen", options={"strict": True})(base.expand(2, 8, 3), base.view(-1))
+
+
 @pytest.mark.parametrize("view", ["y.t()", "y[1:]", "y"])
 def test_a_view_made_before_a_write_to_a_clone_keeps_its_elements(view: str) -> None:
     """The write went to the storage of `y`, which nothing reads later but a result that is a view of it."""
