@@ -37,7 +37,7 @@ from kgen.lowering.short_axes import unroll_short_axes
 from kgen.lowering.stencils import recompute_in_stencils
 from kgen.lowering.summed_scatters import add_to_sums
 from kgen.lowering.table import Rule
-from kgen.lowering.tensor import Tensor, axes, number_of, rounded, unsupported
+from kgen.lowering.tensor import Tensor, axes, number_of, reshape, rounded, unsupported
 from kgen.lowering.unbacked import UNBACKED, note_bindings
 from kgen.lowering.unread_positions import drop_unread_positions
 
@@ -355,6 +355,7 @@ class _Lowering:
         if not isinstance(result, Tensor) or not isinstance(value, torch.Tensor):
             return result
         expected = self.symbols.sizes(value.shape)
+        result = _with_ones_of(result, expected)
         if result.dtype != value.dtype or len(expected) != result.rank or not self._may_be(expected, result.sizes):
             raise errors.LoweringFailed(
                 operator=operator_name(node.target),
@@ -542,6 +543,16 @@ class _Lowering:
             cause=f"{wanted} is no multiple of a nested int among the arguments",
             line=self.builder.origin.line,
         )
+
+
+def _with_ones_of(tensor: Tensor, expected: ir.Sizes) -> Tensor:
+    """The same elements where the two shapes differ in sizes of 1 only: its consumers were traced with torch's. Torch 2.11
+    keeps the dimension of size 1 of a norm along a dimension that is counted from the end, which eager does not."""
+    longer = [s for s in tensor.sizes if s != 1]
+    if len(expected) == tensor.rank or len(longer) != sum(s != 1 for s in expected):
+        return tensor
+    sizes = iter(longer)
+    return reshape(tensor, [s if s == 1 else next(sizes) for s in expected])
 
 
 def _listed(owner: torch.Tensor, sizes: ir.Sizes) -> Tensor | None:

@@ -19,7 +19,7 @@ from kgen.lowering.checks import checked
 from kgen.lowering.closed_form import index_form
 from kgen.lowering.contraction import library
 from kgen.lowering.fallback import Refused
-from kgen.lowering.mutation import Write, at_newest, write, write_in_place, written_back
+from kgen.lowering.mutation import Write, are_digits, at_newest, write, write_in_place, written_back
 from kgen.lowering.pointwise import Operand, rounded_in
 from kgen.lowering.tensor import Tensor, at, broadcast, broadcast_sizes, convert, indices, promote, reindex, reshape
 from kgen.lowering.unbacked import checked_index
@@ -389,6 +389,8 @@ def as_strided_scatter(
     src = _prepared(x, src, tuple(map(ix.as_expr, size)))
     if any(s == 0 for s in src.sizes):
         return x
+    if not are_digits(zip(map(ix.as_expr, stride), src.sizes, strict=True)):
+        raise Refused("as_strided_scatter of elements that share places, for which eager raises")
     where = storage_index(ix.linearize(src.indices, stride, start), x.sizes, strides)
     return write(b, x, Write(src.sizes, where, src.value))
 

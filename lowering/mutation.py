@@ -7,7 +7,7 @@ before a write, every value that still reads the storage and has consumers left 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -89,9 +89,14 @@ def _writable(b: Builder, base: Tensor, owner: Node | None) -> str | None:
 
 
 def _has_own_elements(view: Tensor, buffer: ir.Buffer) -> bool:
-    """Whether each element of the view provably is another one of the buffer: its strides are those of mixed-radix digits."""
+    """Whether each element of the view provably is another one of the buffer."""
     linear = ix.linearize(view.value.attr[1], ix.contiguous_strides(buffer.sizes))
-    digits = [(ix.stride_of(linear, v), v.extent) for v in view.axes if v.extent != 1]
+    return are_digits((ix.stride_of(linear, v), v.extent) for v in view.axes)
+
+
+def are_digits(axes_of_view: Iterable[tuple[Expr | None, Expr]]) -> bool:
+    """Whether strides and sizes provably are those of mixed-radix digits, so that no two elements share a place."""
+    digits = [(stride, extent) for stride, extent in axes_of_view if extent != 1]
     left = [(-stride if stride.bounds()[1] < 0 else stride, extent) for stride, extent in digits if stride is not None]
     span = ix.ONE
     while left:

@@ -94,9 +94,17 @@ def float_power(b: Builder, x: Operand, y: Operand) -> Tensor:
 def ldexp(b: Builder, x: Tensor, exponent: Operand) -> Tensor:
     """A float by a whole number is one of its own type with another exponent: the power alone might not be finite."""
     if not isinstance(exponent, Tensor) or exponent.dtype.is_floating_point or not x.dtype.is_floating_point:
-        return mul(b, x, power(b, 2.0, exponent))
+        return mul(b, x, power(b, 2.0, _as_wide(exponent, x)))
     wide = torch.float64 if x.dtype is torch.float64 else torch.float32
     return convert(pointwise(_scaled_by_power, convert(x, wide), convert(exponent, wide)), x.dtype)
+
+
+def _as_wide(exponent: Operand, x: Tensor) -> Operand:
+    """A float exponent as eager takes two to its power: one without dimensions is as wide as what is scaled."""
+    if not isinstance(exponent, Tensor) or exponent.rank or not exponent.dtype.is_floating_point:
+        return exponent
+    base = x.dtype if x.dtype.is_floating_point else torch.float32  # the type of the two
+    return convert(exponent, torch.promote_types(base, exponent.dtype))
 
 
 def _scaled_by_power(x: Value, exponent: Value) -> Value:

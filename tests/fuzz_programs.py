@@ -7,6 +7,7 @@ alone. KGEN_CACHE_DIR names a cache folder to use instead of a fresh one.
 
     python -m tests.fuzz_programs --seed 123 --programs 1        replays the program of seed 123
     python -m tests.fuzz_programs --gradients --device cuda      gradients as well, on a GPU
+    python -m tests.fuzz_programs --device interpreter           a GPU's kernels, in Triton's interpreter on the CPU
     python -m tests.fuzz_programs --loops --programs 2000        Python loops over rows; make fuzz-loops runs them all
     python -m tests.fuzz_programs --control-flow                 loops and branches that tensors decide
     KGEN_FALLBACK=all python -m tests.fuzz_programs --loops      no kernels: what rewriting makes of many more loops
@@ -41,12 +42,16 @@ from fuzz_operations import OPERATIONS, RAISING
 from fuzz_oracle import Finding, check, device_lost
 from fuzz_program import Operation, Program, grow, shrunk
 
+import kgen
+
 ROOT = Path(__file__).parents[1]
 # Seconds: the first program of a worker may have to build kgen's runtime.
 PATIENCE, FIRST_PATIENCE = 120, 400
 # Compiled programs stay in a process's memory.
 PROGRAMS_A_WORKER = 250
 SHRUNK_FINDINGS = 40
+# The device whose tensors are the CPU's and whose kernels are a GPU's.
+INTERPRETER = "interpreter"
 
 SHOWN = """
 
@@ -72,14 +77,20 @@ if __name__ == "__main__":
 def module(program: Program, device: str) -> str:
     """The program as a file that shows its results in eager and under kgen."""
     dynamic = program.dynamic or (None if program.marked else False)
-    compiled = f'torch.compile(f, backend="kgen", dynamic={dynamic}, fullgraph=True)'
+    options = ', options={"gpu_interpreter": True}' if device == INTERPRETER else ""
+    compiled = f'torch.compile(f, backend="kgen", dynamic={dynamic}, fullgraph=True{options})'
     if program.converted:
-        compiled = f'__import__("kgen").control_flow(f, dynamic={dynamic})'
-    return program.source(device) + SHOWN.format(compiled=compiled, gradients=program.gradients)
+        compiled = f'__import__("kgen").control_flow(f, dynamic={dynamic}{options})'
+    return program.source(_of_tensors(device)) + SHOWN.format(compiled=compiled, gradients=program.gradients)
+
+
+def _of_tensors(device: str) -> str:
+    return "cpu" if device == INTERPRETER else device
 
 
 def operations(skipped: frozenset[str], device: str) -> tuple[Mapping[Operation, float], list[Operation]]:
-    """What programs are made of, and what may end them. On a GPU an exception of a kernel ends the process, in eager, too."""
+    """What programs are made of, and what may end them. On a GPU an exception of a kernel ends the process, in eager, too.
+    Its interpreter raises others than eager."""
     kept = {op: weight for op, weight in OPERATIONS.items() if op.__name__ not in skipped}
     return kept, [op for op in RAISING if op.__name__ not in skipped and device == "cpu"]
 
@@ -96,7 +107,8 @@ def work(device: str) -> None:
     for line in sys.stdin:
         torch.manual_seed(0)
         try:
-            found = check(Program.of_json(json.loads(line)), device)
+            with kgen.config.override(gpu_interpreter=device == INTERPRETER):
+                found = check(Program.of_json(json.loads(line)), _of_tensors(device))
         except Exception:  # a mistake of the comparison
             found = Finding("comparison", traceback.format_exc())
         replies.write(json.dumps([found.kind, found.text]) + "\n")
@@ -257,7 +269,7 @@ def main() -> int:
     parser.add_argument("--gradients", action="store_true", help="float programs, and their gradients")
     parser.add_argument("--loops", action="store_true", help="Python loops over rows")
     parser.add_argument("--control-flow", action="store_true", help="loops and branches that tensors decide")
-    parser.add_argument("--device", default="cpu")
+    parser.add_argument("--device", default="cpu", help="cpu (default), cuda, or interpreter: GPU kernels on the CPU")
     parser.add_argument("--jobs", type=int, default=1, help="worker processes (default 1)")
     parser.add_argument(
         "--skip", nargs="*", default=[], metavar="OPERATION", help="operations of tests/fuzz_operations.py to leave out"

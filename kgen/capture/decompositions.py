@@ -12,6 +12,7 @@ from typing import Any
 import torch
 from torch._decomp import _core_aten_decompositions_post_autograd as core_decompositions
 from torch._decomp import get_decompositions
+from torch._decomp.decompositions import pw_cast_for_opmath
 
 from kgen.capture.resampling import RESAMPLE, taken_apart
 
@@ -108,6 +109,14 @@ def _huber_loss(x: torch.Tensor, target: torch.Tensor, reduction: int = 1, delta
     return loss.to(x.dtype)
 
 
+def _smooth_l1_loss_backward(
+    grad: torch.Tensor, x: torch.Tensor, target: torch.Tensor, reduction: int, beta: float
+) -> torch.Tensor:
+    """NaN stays, as in eager: torch's decomposition takes its sign, which is 0."""
+    gap, scaled = x - target, grad / x.numel() if reduction == 1 else grad
+    return torch.where(gap.abs() >= beta, scaled * gap.sign(), scaled * gap / beta)
+
+
 def _native_dropout(x: torch.Tensor, p: float, train: bool | None) -> tuple[torch.Tensor, torch.Tensor]:
     """Chances have 24 bits whatever the type of `x`, as in eager: torch's decomposition draws them in that type, where a rate
     of 1% of bfloat16 comes out as 1.6%, and one of .1% as .8%."""
@@ -193,6 +202,7 @@ def _overloads(ops: tuple[Any, ...]) -> list[Any]:
 TABLE: dict[Any, Callable[..., Any]] = {
     **core_decompositions(), **get_decompositions(EXTRA), aten.huber_loss.default: _huber_loss,
     aten.native_dropout.default: _native_dropout, RESAMPLE: taken_apart,
+    aten.smooth_l1_loss_backward.default: pw_cast_for_opmath(_smooth_l1_loss_backward),
 }  # fmt: skip
 
 

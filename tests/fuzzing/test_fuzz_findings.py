@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
 import torch.nn.functional as F
 from fuzz_oracle import check
-from fuzz_program import Program
+from fuzz_program import DTYPES, Program
 
 pytestmark = pytest.mark.cpu
 
@@ -31,6 +33,35 @@ def test_norm_of_one_element_does_not_overflow(order: float) -> None:
 def test_huber_loss_has_the_type_of_its_first_argument(reduction: str) -> None:
     agrees(f"out = [F.huber_loss(x0, x1, reduction='{reduction}')]", b0="randn(1, 3, 5)", b1="randn(2).to(f64)")
     assert F.huber_loss(torch.ones(2, dtype=torch.bfloat16), torch.ones(())).dtype is torch.bfloat16
+
+
+@pytest.mark.parametrize("reduction", ["none", "mean", "sum"])
+@pytest.mark.parametrize("dtype", ["f32", "bf16"])
+def test_the_gradient_of_a_smooth_loss_keeps_nan(dtype: str, reduction: str) -> None:
+    x = torch.tensor([float("nan"), 0.3, -2.0, 5.0, 0.0, float("inf"), 0.7], dtype=DTYPES[dtype], requires_grad=True)
+    target = torch.tensor([0.0, 0.0, 0.0, float("nan"), 0.0, 0.0, 0.0], dtype=DTYPES[dtype])
+
+    def gradient(loss: Any) -> Any:
+        return torch.autograd.grad(loss(x, target).sum(), x)[0]
+
+    def loss(x: Any, target: Any) -> Any:
+        return F.smooth_l1_loss(x, target, reduction=reduction, beta=0.7)
+
+    got = gradient(torch.compile(loss, backend="kgen", options={"strict": True}))
+    torch.testing.assert_close(got, gradient(loss), equal_nan=True)
+
+
+def test_a_write_to_elements_that_share_places_is_refused_as_in_eager() -> None:
+    """The first part of a repeated input is written, and the input is an alias of another one: torch's tracing writes all of
+    its parts, of which only one may stay."""
+
+    def f(x: Any, y: Any) -> Any:
+        x[:1].mul_(-1)
+        return y + 1
+
+    base = torch.ones(1, 8, 3, dtype=torch.int8)
+    with pytest.raises(RuntimeError, match="single memory location"):
+        torch.compile(f, backend="kgen", options={"strict": True})(base.expand(2, 8, 3), base.view(-1))
 
 
 @pytest.mark.parametrize("view", ["y.t()", "y[1:]", "y"])

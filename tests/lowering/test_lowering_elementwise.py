@@ -166,6 +166,41 @@ def test_exponents_may_be_larger_than_those_of_a_power(dtype: torch.dtype) -> No
             torch.testing.assert_close(got, expected, rtol=0, atol=torch.finfo(dtype).tiny, equal_nan=True)
 
 
+@pytest.mark.parametrize("wide", [True, False])
+@pytest.mark.parametrize("sizes", [(3,), ()])
+@pytest.mark.parametrize("exponent", [torch.bfloat16, torch.float32, torch.float64])
+def test_float_exponents_without_dimensions_are_as_wide_as_what_they_scale(
+    exponent: torch.dtype, sizes: tuple[int, ...], wide: bool
+) -> None:
+    """One of 0 dimensions has no say in the type, so that the power must not be rounded to that of the exponent."""
+    x = torch.full(sizes, 1.7, dtype=torch.float64 if wide else torch.float32)
+    by = torch.tensor(0.3, dtype=exponent)
+    expected = torch.ldexp(x, by)
+    with torch.no_grad():
+        got = lowered(torch.ldexp, "kgen", [])(x, by)
+    torch.testing.assert_close(got, expected, rtol=1e-14 if wide else 4e-3, atol=0)
+
+
+def test_whole_numbers_times_a_power_have_the_type_that_tracing_says() -> None:
+    x, by = torch.arange(5), torch.tensor(0.3, dtype=torch.bfloat16)
+    with torch.no_grad():
+        got = lowered(torch.ldexp, "kgen", [])(x, by)
+    torch.testing.assert_close(got, torch.ldexp(x, by), rtol=4e-3, atol=0, check_dtype=False)
+
+
+@pytest.mark.parametrize(("sizes", "traced"), [((1,), (1,)), ((5, 1), (5, 1)), ((1, 5, 1), (1, 5, 1)), ((4, 1), (1, 4, 1))])
+def test_sizes_of_one_are_as_tracing_has_them(sizes: tuple[int, ...], traced: tuple[int, ...]) -> None:
+    """Torch 2.11 traces a norm along a dimension of size 1, counted from the end, as if that dimension stayed."""
+    x = torch.randn(sizes)
+    graph = torch.fx.symbolic_trace(lambda x: torch.ops.aten.linalg_vector_norm.default(x, 1, [-1]) + 1).graph
+    [placeholder, norm, added] = list(graph.nodes)[:3]
+    placeholder.meta["val"], norm.meta["val"], added.meta["val"] = x, torch.empty(traced), torch.empty(traced)
+    added.target = torch.ops.aten.add.Tensor
+    made = lower(torch.fx.GraphModule({}, graph), LoweringContext(shape_env=None))
+    [got] = evaluate_graph(verify(made, "lower"), [x])
+    assert torch.equal(got, x.abs().reshape(traced) + 1)
+
+
 def test_integers_wrap() -> None:
     x = torch.tensor([2**62, 3, -5], dtype=i64)
     with torch.no_grad():

@@ -1,7 +1,8 @@
 """Elementary and special functions in Triton: those of CUDA's libdevice, which eager CUDA kernels use too.
 
 Triton links libdevice with subnormal float32 numbers flushed to zero. Where a flushed argument would change more than a last
-subnormal digit, as in log or atan2, the functions here scale it.
+subnormal digit, as in log or atan2, the functions here scale it. Those that are next to a multiple of x give that of a tiny
+one, so that sin(x) / x is 1.
 
 Functions of float32 that lose digits next to their zeros and poles, or more than 4 ulp anywhere, compute in float64.
 """
@@ -14,6 +15,15 @@ from triton.language.extra import libdevice
 
 from kgen.templates.triton.device.arithmetic import copysign, isinf, maximum, neg, reciprocal, sqrt, truediv, trunc
 from kgen.templates.triton.device.intrinsics import approximate_exp2, approximate_reciprocal
+
+
+@triton.jit
+def unless_tiny(x, found, slope: tl.constexpr = 1.0):
+    """`found`, but x itself, times `slope`, where a float32 x is so near zero that its function is that, and may be flushed."""
+    if x.dtype.is_fp32():
+        found = tl.where(tl.abs(x) < 2.3509887016445750e-38, x * slope, found)
+    return found
+
 
 # ---- elementary functions ----------------------------------------------------------------------------------------------
 
@@ -30,7 +40,7 @@ def exp2(x):
 
 @triton.jit
 def expm1(x):
-    return libdevice.expm1(x)
+    return unless_tiny(x, libdevice.expm1(x))
 
 
 @triton.jit
@@ -62,7 +72,7 @@ def log10(x):
 
 @triton.jit
 def log1p(x):
-    return libdevice.log1p(x)
+    return unless_tiny(x, libdevice.log1p(x))
 
 
 @triton.jit
@@ -113,7 +123,7 @@ def fast_tanh(x):
 
 @triton.jit
 def sin(x):
-    return libdevice.sin(x)
+    return unless_tiny(x, libdevice.sin(x))
 
 
 @triton.jit
@@ -123,12 +133,12 @@ def cos(x):
 
 @triton.jit
 def tan(x):
-    return libdevice.tan(x)
+    return unless_tiny(x, libdevice.tan(x))
 
 
 @triton.jit
 def asin(x):
-    return libdevice.asin(x)
+    return unless_tiny(x, libdevice.asin(x))
 
 
 @triton.jit
@@ -138,12 +148,12 @@ def acos(x):
 
 @triton.jit
 def atan(x):
-    return libdevice.atan(x)
+    return unless_tiny(x, libdevice.atan(x))
 
 
 @triton.jit
 def sinh(x):
-    return libdevice.sinh(x)
+    return unless_tiny(x, libdevice.sinh(x))
 
 
 @triton.jit
@@ -153,12 +163,12 @@ def cosh(x):
 
 @triton.jit
 def tanh(x):
-    return libdevice.tanh(x)
+    return unless_tiny(x, libdevice.tanh(x))
 
 
 @triton.jit
 def asinh(x):
-    return libdevice.asinh(x)
+    return unless_tiny(x, libdevice.asinh(x))
 
 
 @triton.jit
@@ -168,7 +178,7 @@ def acosh(x):
 
 @triton.jit
 def atanh(x):
-    return libdevice.atanh(x)
+    return unless_tiny(x, libdevice.atanh(x))
 
 
 @triton.jit
@@ -182,7 +192,12 @@ def atan2(a, b):
 
 @triton.jit
 def hypot(a, b):
-    return libdevice.hypot(a, b)
+    if a.dtype.is_fp64():
+        return libdevice.hypot(a, b)
+    else:
+        small = (tl.abs(a) < 1e-20) & (tl.abs(b) < 1e-20)
+        scale = tl.where(small, 16777216.0, 1.0)
+        return libdevice.hypot(a * scale, b * scale) * tl.where(small, 5.9604644775390625e-08, 1.0)
 
 
 # ---- special functions -------------------------------------------------------------------------------------------------
@@ -200,12 +215,15 @@ def erfc(x):
 
 @triton.jit
 def erfinv(x):
-    return libdevice.erfinv(x)
+    return unless_tiny(x, libdevice.erfinv(x), 0.8862269254527580)
 
 
 @triton.jit
 def erfcx(x):
-    return libdevice.erfcx(x)
+    found = libdevice.erfcx(x)
+    if x.dtype.is_fp32():  # may be subnormal from 4e37 on: its gradient multiplies it by x
+        found = tl.where(x > 1e20, truediv(0.5641895835477563, x), found)
+    return found
 
 
 @triton.jit

@@ -128,6 +128,7 @@ from kgen.templates.triton.device.functions import (
     spherical_bessel_j0,
     tan,
     tanh,
+    unless_tiny,
 )
 from kgen.templates.triton.device.integers import (
     bits_of_bytes,

@@ -226,6 +226,39 @@ def test_powers_of_float32(run):
     assert torch.equal(got.signbit()[negative & ~want.isnan()], want.signbit()[negative & ~want.isnan()])
 
 
+# Functions that are next to a multiple of x, and that multiple.
+SLOPES = {
+    **dict.fromkeys(["sin", "tan", "asin", "atan", "sinh", "tanh", "asinh", "atanh", "expm1", "log1p"], 1.0),
+    "erfinv": math.sqrt(math.pi) / 2,
+}
+
+
+def test_functions_of_subnormal_numbers(run):
+    """Eager has sin(x) / x = 1 there. What libdevice flushes to zero would make it 0."""
+    x = torch.tensor([1e-45, -1e-45, 3e-39, -3e-39, 1.17e-38, 1.18e-38, 2.3e-38, 2.4e-38, 0.0, -0.0]).repeat(13)[:128]
+    kernel = kernels.Kernel("subnormal", 128)
+    for op in SLOPES:
+        kernel.store(torch.float32, kernel.bind(TRITON_OPS[op].format(kernel.load(torch.float32))))
+    kernel.store(torch.float32, kernel.bind(TRITON_OPS["hypot"].format(*(kernel.load(torch.float32) for _ in range(2)))))
+    count = len(SLOPES) + 1
+    *results, distance = run(kernel, [x] * (count + 1), [128] * count)
+    for (op, slope), got in zip(SLOPES.items(), results, strict=True):
+        torch.testing.assert_close(
+            got, (x.double() * slope).float(), rtol=1e-6, atol=1.5e-45, msg=lambda m, op=op: f"{op}: {m}"
+        )
+        assert torch.equal(got.signbit(), x.signbit()), op
+    near(distance, (x.double().abs() * math.sqrt(2)).float(), 1e-6, 1.5e-45)
+
+
+def test_the_scaled_error_function_of_large_numbers(run):
+    """It is subnormal from 4e37 on."""
+    x = torch.logspace(0, 38.5, 128)
+    kernel = kernels.Kernel("scaled", 128)
+    kernel.store(torch.float32, kernel.bind(TRITON_OPS["erfcx"].format(kernel.load(torch.float32))))
+    (got,) = run(kernel, [x], [128])
+    near(got, torch.special.erfcx(x.double()).float(), 1e-6, 1.5e-45)
+
+
 # Of the hardware's functions: the arguments, and an error of float32 that each may have there, in units of 2^-23.
 FAST: dict[str, tuple[torch.Tensor, Any]] = {
     "exp": (torch.linspace(-86, 88, 500), lambda x: 2 + x.abs()),
