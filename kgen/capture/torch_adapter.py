@@ -67,7 +67,7 @@ __all__ = [
 # computed again lacks these: Inductor has others in their place by then.
 _ALSO_FUSED: OrderedSet[Callable[..., Any]] = OrderedSet([
     torch.ops.aten.stack, torch.ops.aten.cat, torch.ops.aten.flip, torch.ops.aten.roll, torch.ops.aten.repeat,
-    torch.ops.aten.constant_pad_nd, torch.ops.aten.unfold, torch.ops.aten.diagonal, torch.ops.aten.tril,
+    torch.ops.aten.unfold, torch.ops.aten.diagonal, torch.ops.aten.tril,
     torch.ops.aten.split_with_sizes, torch.ops.aten.unbind, torch.ops.aten.select_scatter, torch.ops.aten.slice_scatter,
     torch.ops.aten.embedding, torch.ops.aten.index_select,
     torch.ops.aten.linalg_vector_norm, torch.ops.aten.logsumexp, torch.ops.aten.amin, torch.ops.aten.argmin,
@@ -453,10 +453,11 @@ def _partition(
 
 
 class _MoreOps(OpTypes):
-    """What many tensors are joined to is a result of its own: what they are made of may be a long chain, such as a recurrence."""
+    """What many tensors are joined to is saved: what they are made of may be a long chain, such as a recurrence."""
 
     def is_recomputable(self, node: torch.fx.Node) -> bool:
-        return super().is_recomputable(node) and not (node.target in _JOINS and len(node.args[0]) > _FEW_JOINED)
+        many = node.target in _JOINS and len(node.all_input_nodes) > _FEW_JOINED
+        return super().is_recomputable(node) and not many
 
 
 @contextmanager

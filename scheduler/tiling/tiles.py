@@ -91,8 +91,10 @@ OPERATIONS_OF_A_BYTE = 6
 ROW_LOAD, ROW_INDEX = 4, 8
 # Short columns of an SM from which threads enough have two columns each, and those of a program then.
 MANY_COLUMNS, COLUMN_PAIRS = 4096, 256
-# Points that a program of a reduction holds at once.
-REDUCTION_POINTS = 4096
+# Points that a program of a reduction holds at once; those of a step along rows that begin between vectors (H200, 2026-11-30:
+# maxima of rows of 30,522 numbers of 16 bits 301 us and 124, sums of exponentials below them 314 and 166 with half as many as
+# rows at vectors had), and those of a thread that finds positions (663 us and 244).
+REDUCTION_POINTS, SCALAR_POINTS, POSITION_POINTS = 4096, 2048, 4
 MAX_WARPS = 32
 # Warps of a program that walks a row, and points of a step for each warp of one that walks it again: the more warps, the fewer
 # programs run side by side, and the more of their rows L2 holds (docs/decisions/0032-rows-on-a-gpu.md).
@@ -531,7 +533,7 @@ def _vector_width(kernel: Kernel, offset: Expr, dtype: torch.dtype, sizes: Sizes
         return 1
     whole = ix.free_atoms(offset - ix.position_in(kernel.outer)).isdisjoint(kernel.outer)
     length = VECTOR if whole else sizes.of(fast.extent)
-    while width > 1 and (length % width or not _begins_at_vectors(kernel, offset, width, sizes)):
+    while width > 1 and (length % width or not _begins_at_vectors(kernel.outer, offset, width, sizes)):
         width //= 2
     return width
 
@@ -546,17 +548,33 @@ def _reads_between_vectors(kernel: Kernel, width: int, sizes: Sizes) -> bool:
     loads = dict.fromkeys(load.attr[1][0] for s in kernel.statements for load in vs.loads(s.roots))
     stores = [s.store[0] for s in kernel.statements if any(s.stored)]
     runs = [offset for offset in loads if stride_along(offset, fast, sizes) == 1]
-    between = [offset for offset in runs if not _begins_at_vectors(kernel, offset, width, sizes)]
+    between = [offset for offset in runs if not _begins_at_vectors(kernel.outer, offset, width, sizes)]
     if len(between) < MOST_SCALARS or 2 * len(between) <= len(runs):
         return False
-    return len(between) < len(runs) or any(_begins_at_vectors(kernel, offset, width, sizes) for offset in stores)
+    return len(between) < len(runs) or any(_begins_at_vectors(kernel.outer, offset, width, sizes) for offset in stores)
 
 
-def _begins_at_vectors(kernel: Kernel, offset: Expr, width: int, sizes: Sizes) -> bool:
+def _begins_between_vectors(kernel: Kernel, sizes: Sizes) -> bool:
+    """Whether some rows that are walked begin between vectors, as those of 30,522 numbers do: threads load fewer numbers
+    at a time, and have more loads on their way than registers for what they add up."""
+    loads = [load for s in kernel.statements if s.inner for load in vs.loads(s.roots)]
+    along = [load for load in loads if stride_along(load.attr[1][0], kernel.inner[-1], sizes) == 1]
+    return any(
+        not _begins_at_vectors(kernel.inner, load.attr[1][0], VECTOR // load.attr[2].itemsize, sizes) for load in along
+    )  # fmt: skip
+
+
+def _is_read_for_sums_below_maxima(kernel: Kernel) -> bool:
+    """Whether a row is read again for nothing but sums below its maxima, as of exponentials: one walk makes both."""
+    made = {(s.section, s.op if s.kind == "reduction" else s.kind) for s in kernel.statements if s.inner}
+    return kernel.sections == 2 and not kernel.rows and made == {(0, "max"), (1, "sum")}
+
+
+def _begins_at_vectors(loops: tuple[Var, ...], offset: Expr, width: int, sizes: Sizes) -> bool:
     """Whether all that the offset adds to a run of neighbours is in steps of full vectors, wherever data or clamps lead."""
-    rest = offset - ix.position_in(kernel.outer)
-    if not ix.free_atoms(rest).isdisjoint(kernel.outer):
-        rest = offset - kernel.outer[-1].expr()
+    rest = offset - ix.position_in(loops)
+    if not ix.free_atoms(rest).isdisjoint(loops):
+        rest = offset - loops[-1].expr()
     known = ((number, [sizes.of(atom.expr()) for atom in term if isinstance(atom, ix.Size)]) for term, number in rest.terms)
     return all(math.prod(numbers, start=number) % width == 0 for number, numbers in known)
 
@@ -634,8 +652,12 @@ def _reduction(kernel: Kernel, graph: ir.Graph, touches: list[Touch], sizes: Siz
         blocks = Blocks(x=x, r=r, warps=max(_warps(x * r, waits), _lone_warps(x * r) if lone else 1))
     else:
         # a row that is walked again should still be in the L2 cache then: few rows at a time, many threads to each
-        again = kernel.sections > 1
-        r = _again_step(rows, length, gpu) if again and not uneven else _step(length, 2 * REDUCTION_POINTS)
+        many = rows > gpu.compute_units  # of few rows a long step has more on its way
+        one_walk = many and _is_read_for_sums_below_maxima(kernel)
+        again = kernel.sections > 1 and not one_walk
+        scalar = many and _begins_between_vectors(kernel, sizes)
+        most = REDUCTION_POINTS if one_walk else SCALAR_POINTS if scalar else 2 * REDUCTION_POINTS
+        r = _again_step(rows, length, gpu) if again and not uneven else _step(length, most)
         warps = max(WALKING_WARPS, r // AGAIN_WARP) if again else WALKING_WARPS
         blocks = Blocks(x=1, r=r, warps=max(warps, _lone_warps(r)) if rows <= gpu.compute_units else warps)
     steps = _short_steps(kernel, touches, across, sizes, gpu) if whole and _may_step(kernel) else None
@@ -649,7 +671,7 @@ def _reduction(kernel: Kernel, graph: ir.Graph, touches: list[Touch], sizes: Siz
         ):
             blocks = _of_fewer_rows(kernel, blocks)
         blocks = _lightened(kernel, blocks, length, together)
-        blocks = blocks if whole else _lightened_walk(kernel, blocks, 2 if uneven else 1)
+        blocks = blocks if whole else _lightened_walk(kernel, blocks, 2 if uneven else 1, rows > gpu.compute_units)
         blocks = _with_warps_for_scans(kernel, blocks)
         whole = whole and blocks.r >= length
     elif whole:
@@ -753,18 +775,18 @@ def _of_fewer_rows(kernel: Kernel, blocks: Blocks) -> Blocks:
     return blocks
 
 
-def _lightened_walk(kernel: Kernel, blocks: Blocks, programs: int) -> Blocks:
+def _lightened_walk(kernel: Kernel, blocks: Blocks, programs: int, many: bool) -> Blocks:
     """With shorter steps along rows where so many programs of an SM have no registers for what threads keep of each of their
     points from step to step, beside the values of some of them, or of all where positions are found: 32,001 columns with exact
     logarithms took 4.4 times as long with 16 points, and correlations of long rows, of three sums, 1.5 to 2.5 times
-    (H200). Threads with few points are fewer then."""
+    (H200). Threads with few points are fewer then. Those of `many` rows that find positions have few points in any case."""
     kept, registers = _kept_registers(kernel), _registers(kernel)
     of_all = any(s.kind == "reduction" and s.op in ("argmax", "argmin") for s in kernel.statements)
 
     def are_full(one: Blocks) -> bool:
         points, room = _points_of_a_thread(one), REGISTERS_OF_WARPS // (programs * one.warps)
         if of_all:
-            return registers(one) + kept * points > room - FREE_REGISTERS
+            return (many and points > POSITION_POINTS) or registers(one) + kept * points > room - FREE_REGISTERS
         return registers(one) * min(points, AT_A_TIME) // points + kept * points > room - ADDRESSES
 
     while are_full(blocks) and blocks.r > 32 * blocks.warps:

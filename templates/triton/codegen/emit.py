@@ -348,8 +348,16 @@ class Emitter(PointEmitter):
         section.before += [f'{top} = tl.full({shape}, float("-inf"), {dtype})', f"{acc} = tl.zeros({shape}, {dtype})"]
         if "r" in self.masked():
             value = f'tl.where(in_r, {value}, float("-inf"))'
-        self._line(f"{top}, {acc} = lib.step_rescaled({top}, {acc}, {value}, {weight}, {width})")
+        step = "step_rescaled" if self._begins_at_runs(pair.exponent) else "step_rescaled_apart"
+        self._line(f"{top}, {acc} = lib.{step}({top}, {acc}, {value}, {weight}, {width})")
         return [top, acc]
+
+    def _begins_at_runs(self, value: Value) -> bool:
+        """Whether neighbours that make a run are one thread's: it loads so many at a time where rows begin at multiples."""
+        inner = self.kernel.inner
+        rests = [load.attr[1][0] - ix.position_in(inner) for load in vs.loads([value])]
+        terms = [term for rest in rests if ix.free_atoms(rest).isdisjoint(inner) for term in rest.terms]
+        return all(number % RUN == 0 or any(isinstance(atom, ix.Size) for atom in atoms) for atoms, number in terms)
 
     def _finish(self, s: Statement, names: list[str]) -> None:
         """After the walk: fold the tiles of accumulators and store what is needed."""

@@ -199,6 +199,7 @@ from kgen.templates.triton.device.row_loops import (
     side_by_side_4,
     step_mean,
     step_rescaled,
+    step_rescaled_apart,
     to_members,
     to_points,
 )

@@ -70,6 +70,18 @@ def step_rescaled(top, total, value, weight, width: tl.constexpr):
 
 
 @triton.jit
+def step_rescaled_apart(top, total, value, weight, width: tl.constexpr):
+    """The same for columns as far apart as possible: they are one thread's where it loads few neighbours at a time."""
+    rows: tl.constexpr = value.shape[0]
+    columns: tl.constexpr = value.shape[1] // width
+    grouped = tl.reshape(value, [rows, width, columns])
+    highest = maximum(top, fold_max(grouped, 1))
+    base = tl.where(highest == float("-inf"), 0.0, highest)
+    terms = tl.exp(grouped - base[:, None, :]) * tl.reshape(weight, [rows, width, columns])
+    return highest, total * tl.exp(top - base) + tl.sum(terms, 1)
+
+
+@triton.jit
 def fold_rescaled(top, total, axis: tl.constexpr):
     whole = fold_max(top, axis)
     return whole, tl.sum(total * tl.exp(top - whole[:, None]), axis)

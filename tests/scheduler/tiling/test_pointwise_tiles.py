@@ -47,7 +47,7 @@ def test_one_tap_leaves_the_channels_innermost() -> None:
     assert [v.extent.as_int() for v in tiling.x] == [64 * 96]
 
 
-def test_pieces_of_rows_are_stored_side_by_side() -> None:
+def test_parts_of_rows_are_stored_side_by_side() -> None:
     """What has its channels first is read in streams: along them each thread would store into a sector of its own."""
 
     def joined(x: Tensor, y: Tensor) -> Tensor:
