@@ -97,6 +97,7 @@ class Draft:
     library call computes those in `without_library`."""
 
     graph: ir.Graph
+    given: ir.Graph
     nodes: list[ir.Node]
     options: Options
     decisions: Decisions
@@ -112,10 +113,6 @@ class Draft:
     measured_as: dict[str, str] = field(default_factory=dict)
     without_library: set[str] = field(default_factory=set)
     verdicts: list[Verdict] = field(default_factory=list)
-    given: ir.Graph = field(init=False)
-
-    def __post_init__(self) -> None:
-        self.given = self.graph
 
 
 @dataclass(slots=True)

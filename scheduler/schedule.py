@@ -114,7 +114,7 @@ class _Search:
     def _attempt(self) -> Attempt:
         """A plan without a memory plan. The graph stays as it is: the attempt has buffers of its own."""
         own = replace(self.graph, buffers=dict(self.graph.buffers))
-        draft = Draft(own, own.nodes, self.options, self.decisions, dict(self.tuning_results), self.transforms)
+        draft = Draft(own, own, own.nodes, self.options, self.decisions, dict(self.tuning_results), self.transforms)
         for one in self.transforms:
             one.apply(draft)
         return Attempt(draft, plan_of(draft))

@@ -40,7 +40,7 @@ def matmuls(graph: ir.Graph) -> list[str]:
 
 def attempt_at(graph: ir.Graph, decisions: Decisions | None = None, missing: str = "") -> Attempt:
     """One with a plan of nothing; the graph as it has it may lack a node."""
-    draft = Draft(graph, graph.nodes, Options(), decisions or Decisions(), {})
+    draft = Draft(graph, graph, graph.nodes, Options(), decisions or Decisions(), {})
     draft.graph = replace(graph, nodes=[node for node in graph.nodes if missing not in ir.outs(node)])
     return Attempt(draft, Schedule(draft.graph, [], []))
 

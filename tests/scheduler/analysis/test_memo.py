@@ -43,7 +43,7 @@ def test_kernels_keep_their_numbers_and_are_the_same_objects() -> None:
 
 
 def offered(graph: ir.Graph, decisions: Decisions) -> ir.Contraction:
-    draft = Draft(graph, graph.nodes, OPTIONS, decisions, {})
+    draft = Draft(graph, graph, graph.nodes, OPTIONS, decisions, {})
     Offer().apply(draft)
     Prologues().apply(draft)
     [found] = [node for node in draft.nodes if ir.is_contraction(node)]
