@@ -36,7 +36,7 @@ LENGTH, HEAD = 96, 16
 TAKEN = {
     "GPT-2": (1, 3), "BERT": (1, 3), "ALiBi": (1, 3), "softcap": (1, 3), "sliding window": (1, 3), "prefix": (1, 3),
     "documents": (1, 3), "grouped heads": (1, 4), "sink": (2, 4), "T5": (1, 5), "shifted sink": (2, 4), "shifted": (2, 3),
-    "doubly masked": (1, 3), "clamped": (2, 3), "added": (2, 3), "scaled queries": (2, 3),
+    "doubly masked": (1, 3), "clamped": (2, 3), "added": (1, 3), "scaled queries": (2, 3),
 }  # fmt: skip
 # Differential attention is two softmaxes. SDPA of a norm's result stays a call of the library in a training step.
 ALL = {**TAKEN, "differential": (2, 5), "learned differential": (2, 7), "QK norm and rotary": (3, 3)}
