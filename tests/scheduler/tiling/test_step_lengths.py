@@ -56,7 +56,7 @@ def test_a_thread_adds_up_what_it_loads(columns: int, apart: bool) -> None:
 
 
 @pytest.mark.interpret
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("dtype", [pytest.param(torch.float32, marks=pytest.mark.slow), torch.bfloat16])
 def test_values_of_odd_rows(dtype: torch.dtype) -> None:
     x = torch.randn(140, 17_411, generator=torch.Generator().manual_seed(1)).to(dtype)
     x[3], x[4, 7], x[5, 9] = -torch.inf, torch.inf, torch.nan
