@@ -269,7 +269,8 @@ class PointEmitter:
             self.guard = saved
             return f"tl.full({self._shape(level)}, 0, {TRITON_TYPES[wide].compute})"
         mask = self._mask_argument(level)
-        other = ", other=0" if self.guard else ""
+        zero = "0.0" if dtype.is_floating_point and dtype.itemsize == 1 else "0"  # Triton makes no 8-bit float of an integer
+        other = f", other={zero}" if self.guard else ""
         text = f"tl.load({self._place(name, offset, level)}{mask}{other}{self._load_caching(value)})"
         self.guard = saved
         return text if wide == dtype else WIDEN.format(text, type=TRITON_TYPES[wide].compute)

@@ -210,3 +210,15 @@ def test_elements_at_computed_places_are_updated_side_by_side(columns: int, poin
     plan = planned(added_along, torch.empty(513, 1 << 12), at, x)
     [tiling] = [choose_tiles(k, plan.graph, Sizes({}), Gpu()) for k in plan.kernels if scatters(k)]
     assert tiling.blocks.x == points * 32 * tiling.blocks.warps
+
+
+@pytest.mark.interpret
+@pytest.mark.parametrize("dtype", [torch.float8_e4m3fn, torch.float8_e5m2])
+def test_what_is_read_in_part_may_have_eight_bits(dtype: torch.dtype) -> None:
+    """Triton makes no 8-bit float of the integer 0, in its interpreter as little as in its compiler."""
+
+    def padded(x: Tensor) -> Tensor:
+        return F.pad(x.float() * 2, (1, 2)).relu()
+
+    x = torch.arange(-5, 6).float().to(dtype)
+    torch.testing.assert_close(compiled(padded, x), padded(x))
