@@ -9,9 +9,8 @@ the value would be stored for a few of its elements.
 
 from __future__ import annotations
 
-import math
 from collections import Counter
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from dataclasses import replace
 
 import torch
@@ -19,9 +18,8 @@ import torch
 from kgen.ir import index as ix
 from kgen.ir import nodes as ir
 from kgen.ir import values as vs
-from kgen.ir.index import Expr
 from kgen.ir.values import Value
-from kgen.lowering.short_axes import Reader, kept_whole
+from kgen.lowering.short_axes import UNIQUE, Reader, count_of, is_hidden, kept_whole, written_again
 from kgen.lowering.stencils import is_shifted
 
 # Elements for each one that is read, at least: an element that is computed again takes more loads than one that is stored.
@@ -32,7 +30,6 @@ COST, MOST_COST = 8, 256
 LARGE = 1 << 20
 # How many times as many elements as a tensor a value made of it has at least, so that storing that one takes little.
 SMALLER = 4
-UNIQUE = ("assert", "rand", "randn", "randbits")
 
 
 def recompute_few_reads(graph: ir.Graph, on_gpu: Callable[[torch.device], bool]) -> None:
@@ -48,10 +45,7 @@ class _FewReads:
         self.stored = self.kept | {out for node in graph.nodes if ir.is_call(node) for out in ir.outs(node)}
         self.makers: dict[str, ir.Pointwise] = {}  # without what they can compute themselves
         self.readers = Counter(name for node in graph.nodes for name in ir.reads(node))
-        known: dict[str, str] = {}
-        aliases = (buffer for buffer in graph.buffers.values() if buffer.alias_of is not None and not buffer.is_part)
-        self.written = {ir.storage_owner(graph.buffers, buffer.name, known) for buffer in aliases}
-        self.owner = lambda name: ir.storage_owner(graph.buffers, name, known)
+        self.is_written = written_again(graph)
 
     def run(self) -> None:
         for number, node in enumerate(self.graph.nodes):
@@ -61,7 +55,7 @@ class _FewReads:
                 self.makers[made.out] = whole
 
     def _recomputing(self, node: Reader) -> ir.Node:
-        points = _count(v.extent for group in ir.iteration(node) for v in group)
+        points = count_of(v.extent for group in ir.iteration(node) for v in group)
         origin = node.origin
 
         def replaced(load: Value) -> Value | None:
@@ -78,12 +72,12 @@ class _FewReads:
     def _from_memory(self, node: ir.Pointwise) -> ir.Pointwise | None:
         """The node, made of what is in memory in any case alone. None of others, of large ones, and of what differs at each
         evaluation."""
-        count, origin = _count(v.extent for v in node.vars), node.origin
+        count, origin = count_of(v.extent for v in node.vars), node.origin
 
         def replaced(load: Value) -> Value | None:
             nonlocal origin
             maker = self.makers.get(load.attr[0])
-            if maker is None or self._is_stored(load, count) or not self._is_hidden(maker.out):
+            if maker is None or self._is_stored(load, count) or not is_hidden(self.graph, maker.out, self.kept):
                 return None
             origin = origin.joined(maker.origin)
             return self._element(maker, load)
@@ -92,11 +86,6 @@ class _FewReads:
         if vs.total_cost([value]) > MOST_COST or any(v.op in UNIQUE for v in vs.topological([value])):
             return None
         return replace(node, value=value, origin=origin) if all(self._is_stored(v, count) for v in vs.loads([value])) else None
-
-    def _is_hidden(self, name: str) -> bool:
-        """Whether only kernels see a value."""
-        buffer = self.graph.buffers[name]
-        return buffer.kind == "intermediate" and buffer.alias_of is None and not buffer.parts and name not in self.kept
 
     def _element(self, maker: ir.Pointwise, load: Value) -> Value:
         stored = vs.as_stored(maker.value, self.graph.buffers[maker.out].dtype)
@@ -107,18 +96,18 @@ class _FewReads:
 
     def _may_move(self, maker: ir.Pointwise, points: int) -> bool:
         """Whether a reader of so many elements may compute them: others read the value, and nobody else sees it."""
-        count = _count(v.extent for v in maker.vars)
+        count = count_of(v.extent for v in maker.vars)
         if self.readers[maker.out] < 2 or count < (1 if self.on_gpu(self.graph.buffers[maker.out].device) else LARGE):
             return False
         less = count // points if points else 0
-        return less >= FEWEST and vs.total_cost([maker.value]) <= COST * less and self._is_hidden(maker.out)
+        return less >= FEWEST and vs.total_cost([maker.value]) <= COST * less and is_hidden(self.graph, maker.out, self.kept)
 
     def _is_stored(self, load: Value, count: int) -> bool:
         """Whether what a value of `count` elements reads is in memory in any case, and stays as it is; or is much smaller."""
         name, index, _ = load.attr
-        if self.owner(name) in self.written or _is_at_data(load):
+        if self.is_written(name) or _is_at_data(load):
             return False
-        small = 0 < _count(self.graph.buffers[name].sizes) * SMALLER <= count
+        small = 0 < count_of(self.graph.buffers[name].sizes) * SMALLER <= count
         return small or self.graph.is_given(name) or name in self.stored or any(map(is_shifted, index))
 
 
@@ -128,8 +117,3 @@ def _loads(node: ir.Node) -> list[Value]:
 
 def _is_at_data(load: Value) -> bool:
     return any(ix.indirects(e) for e in load.attr[1])
-
-
-def _count(sizes: Iterable[Expr]) -> int:
-    """0 where a size is not known."""
-    return math.prod(size.as_int() or 0 for size in sizes)

@@ -8,13 +8,15 @@ A reader at the same points joins the kernel of what it reads, and one at others
 
 from __future__ import annotations
 
+import math
 from collections import defaultdict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Container, Iterable, Sequence
 from dataclasses import replace
 from typing import TypeVar
 
 from kgen.ir import index as ix
 from kgen.ir import nodes as ir
+from kgen.ir import ops
 from kgen.ir import values as vs
 from kgen.ir.index import Atom, Expr
 from kgen.ir.values import Value
@@ -22,6 +24,8 @@ from kgen.ir.values import Value
 # Points of an axis that are written one by one, at most.
 FEW = 8
 Reader = ir.Pointwise | ir.Reduction | ir.Scan
+# Operators that nobody may evaluate once more, or fewer times.
+UNIQUE = ("assert", *ops.RANDOM)
 T = TypeVar("T")
 
 
@@ -115,6 +119,25 @@ def kept_whole(graph: ir.Graph) -> set[str]:
             found.update(ir.reads(node))
     found.update(buffer.alias_of for buffer in graph.buffers.values() if buffer.alias_of is not None)
     return found
+
+
+def count_of(sizes: Iterable[Expr]) -> int:
+    """0 where a size is not known."""
+    return math.prod(size.as_int() or 0 for size in sizes)
+
+
+def is_hidden(graph: ir.Graph, name: str, kept: Container[str]) -> bool:
+    """Whether only kernels see a value; `kept` is what has to be one buffer."""
+    buffer = graph.buffers[name]
+    return buffer.kind == "intermediate" and buffer.alias_of is None and not buffer.parts and name not in kept
+
+
+def written_again(graph: ir.Graph) -> Callable[[str], bool]:
+    """Whether the storage of a buffer has another version or a view, as a question by its name."""
+    known: dict[str, str] = {}
+    aliases = (buffer.name for buffer in graph.buffers.values() if buffer.alias_of is not None and not buffer.is_part)
+    written = {ir.storage_owner(graph.buffers, name, known) for name in aliases}
+    return lambda name: ir.storage_owner(graph.buffers, name, known) in written
 
 
 def _drop(found: Sequence[T], axis: int) -> tuple[T, ...]:

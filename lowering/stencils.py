@@ -21,7 +21,7 @@ from kgen.ir import ops
 from kgen.ir import values as vs
 from kgen.ir.index import Expr
 from kgen.ir.values import Value
-from kgen.lowering.short_axes import Reader, kept_whole
+from kgen.lowering.short_axes import UNIQUE, Reader, count_of, is_hidden, kept_whole, written_again
 
 # Fewer elements are in a core's cache. On a GPU, a value that is stored has a launch as well.
 LARGE = 1 << 20
@@ -45,7 +45,7 @@ def recompute_in_stencils(graph: ir.Graph, on_gpu: Callable[[torch.device], bool
     """Replaces loads of such values by what they are made of, where this moves fewer bytes for little arithmetic."""
     made = [graph.buffers[node.out] for node in graph.nodes if isinstance(node, ir.Pointwise)]
     gpu = any(on_gpu(buffer.device) for buffer in made)
-    if any(_elements(buffer.sizes) >= (1 if gpu else LARGE) for buffer in made):
+    if any(count_of(buffer.sizes) >= (1 if gpu else LARGE) for buffer in made):
         _Stencils(graph, gpu).run()
 
 
@@ -60,10 +60,7 @@ class _Stencils:
         self.depths: dict[int, int] = {}  # how many values below a node are read beside where they are made
         self.together: dict[object, set[int]] = {}  # the nodes of a kernel
         self.memo: dict[tuple[str, frozenset[str]], Value] = {}  # what values are made of, until a node changes
-        known: dict[str, str] = {}
-        aliases = (buffer for buffer in graph.buffers.values() if buffer.alias_of is not None and not buffer.is_part)
-        self.written = {ir.storage_owner(graph.buffers, buffer.name, known) for buffer in aliases}
-        self.owner = lambda name: ir.storage_owner(graph.buffers, name, known)
+        self.is_written = written_again(graph)
 
     def run(self) -> None:
         for number, node in enumerate(self.graph.nodes):
@@ -110,9 +107,8 @@ class _Stencils:
 
     def _value(self, name: str) -> ir.Pointwise | None:
         """The node of a value that only kernels see."""
-        node, buffer = self.nodes.get(self.makers.get(name, -1)), self.graph.buffers[name]
-        hidden = buffer.kind == "intermediate" and buffer.alias_of is None and not buffer.parts and name not in self.kept
-        return node if isinstance(node, ir.Pointwise) and hidden else None
+        node = self.nodes.get(self.makers.get(name, -1))
+        return node if isinstance(node, ir.Pointwise) and is_hidden(self.graph, name, self.kept) else None
 
     def loads_of(self, name: str) -> list[tuple[ir.Node, Value]]:
         nodes = [self.nodes[number] for number in sorted(self.readers.get(name, ()))]
@@ -135,7 +131,7 @@ class _Stencils:
         """Whether readers may compute a value: from memory that nobody writes, at places that are known, and each of them about
         as many elements as there are."""
         node, buffer = self._value(name), self.graph.buffers[name]
-        count = _elements(buffer.sizes)
+        count = count_of(buffer.sizes)
         if node is None or count < (1 if self.gpu else LARGE) or not self._is_plain(node):
             return False
         readers = self.loads_of(name)
@@ -147,7 +143,7 @@ class _Stencils:
     def _is_plain(self, node: ir.Pointwise) -> bool:
         """Whether a value is arithmetic on elements in its own order: a copy in another order is for its readers."""
         loads = vs.loads([node.value])
-        if any(v.op in ("assert", "rand", "randn", "randbits") for v in vs.topological([node.value])):
+        if any(v.op in UNIQUE for v in vs.topological([node.value])):
             return False
         # measured on a CPU alone: on a GPU parts of rows that wrap around are gathers
         anywhere = self.graph.buffers[node.out].device.type == "cpu"
@@ -156,7 +152,7 @@ class _Stencils:
     def _stays(self, name: str) -> bool:
         """Whether a buffer keeps its elements, and has neighbours of its last dimension side by side."""
         strides = self.graph.buffers[name].strides
-        return self.owner(name) not in self.written and (not strides or strides[-1] == 1)
+        return not self.is_written(name) and (not strides or strides[-1] == 1)
 
     def _families(self, names: Sequence[str]) -> list[list[str]]:
         """Values that share readers, in the order of the program."""
@@ -257,7 +253,7 @@ class _Move:
     def gain(self) -> float:
         among = self.among
         buffers = among.graph.buffers
-        elements = max(FEWEST_BUSY * among.gpu, *(_elements(buffers[name].sizes) for name in self.names))
+        elements = max(FEWEST_BUSY * among.gpu, *(count_of(buffers[name].sizes) for name in self.names))
         double = any(buffers[name].dtype is torch.float64 for name in self.names)
         operations = DOUBLE_OPERATIONS if double else OPERATIONS
         # on a CPU a cache may have what the kernel of a value reads
@@ -320,7 +316,7 @@ class _Move:
 
     def _bytes(self, name: str) -> int:
         buffer = self.among.graph.buffers[name]
-        return _elements(buffer.sizes) * buffer.dtype.itemsize
+        return count_of(buffer.sizes) * buffer.dtype.itemsize
 
     def apply(self) -> None:
         among = self.among
@@ -399,12 +395,7 @@ def _moves_by_one(expr: Expr, v: ix.Var, anywhere: bool) -> bool:
     return step is not None and step.as_int() == 1
 
 
-def _elements(sizes: Iterable[Expr]) -> int:
-    """0 where a size is not known."""
-    return math.prod(size.as_int() or 0 for size in sizes)
-
-
 def _points(node: ir.Node) -> float:
     assert isinstance(node, Reader)
     loops = [v for group in ir.iteration(node) for v in group]
-    return _elements(v.extent for v in loops) or math.inf
+    return count_of(v.extent for v in loops) or math.inf
