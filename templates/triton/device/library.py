@@ -197,6 +197,7 @@ from kgen.templates.triton.device.row_loops import (
     points_seen,
     side_by_side_2,
     side_by_side_4,
+    step_groups,
     step_mean,
     step_rescaled,
     step_rescaled_apart,

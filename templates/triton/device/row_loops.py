@@ -56,17 +56,22 @@ def points_seen(length, width: tl.constexpr):
 
 
 @triton.jit
+def step_groups(top, total, values, weights, axis: tl.constexpr):
+    highest = maximum(top, fold_max(values, axis))
+    base = tl.where(highest == float("-inf"), 0.0, highest)
+    terms = tl.exp(values - tl.expand_dims(base, axis)) * weights
+    return highest, total * tl.exp(top - base) + tl.sum(terms, axis)
+
+
+@triton.jit
 def step_rescaled(top, total, value, weight, width: tl.constexpr):
     """Running maxima, and sums of exp(value - maximum) * weight, one for `width` neighbouring columns: so many of one thread's
     values share a correction of the sum. The hardware's exponential is as exact here as any: where its relative error grows,
     far from the maximum, the term vanishes."""
     rows: tl.constexpr = value.shape[0]
     columns: tl.constexpr = value.shape[1] // width
-    grouped = tl.reshape(value, [rows, columns, width])
-    highest = maximum(top, fold_max(grouped, 2))
-    base = tl.where(highest == float("-inf"), 0.0, highest)
-    terms = tl.exp(grouped - base[:, :, None]) * tl.reshape(weight, [rows, columns, width])
-    return highest, total * tl.exp(top - base) + tl.sum(terms, 2)
+    values, weights = tl.reshape(value, [rows, columns, width]), tl.reshape(weight, [rows, columns, width])
+    return step_groups(top, total, values, weights, 2)
 
 
 @triton.jit
@@ -74,11 +79,8 @@ def step_rescaled_apart(top, total, value, weight, width: tl.constexpr):
     """The same for columns as far apart as possible: they are one thread's where it loads few neighbours at a time."""
     rows: tl.constexpr = value.shape[0]
     columns: tl.constexpr = value.shape[1] // width
-    grouped = tl.reshape(value, [rows, width, columns])
-    highest = maximum(top, fold_max(grouped, 1))
-    base = tl.where(highest == float("-inf"), 0.0, highest)
-    terms = tl.exp(grouped - base[:, None, :]) * tl.reshape(weight, [rows, width, columns])
-    return highest, total * tl.exp(top - base) + tl.sum(terms, 1)
+    values, weights = tl.reshape(value, [rows, width, columns]), tl.reshape(weight, [rows, width, columns])
+    return step_groups(top, total, values, weights, 1)
 
 
 @triton.jit
