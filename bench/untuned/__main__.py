@@ -42,6 +42,7 @@ from bench.untuned import (
     eighth,
     eleventh,
     fifth,
+    fourteenth,
     fourth,
     language,
     ninth,
@@ -75,6 +76,7 @@ LISTS: dict[str, tuple[Block, ...]] = {
     "eleventh": eleventh.BLOCKS,
     "twelfth": twelfth.BLOCKS,
     "thirteenth": thirteenth.BLOCKS,
+    "fourteenth": fourteenth.BLOCKS,
 }
 BLOCKS = tuple(block for blocks in LISTS.values() for block in blocks)
 Call = Callable[[], Any]

@@ -1,4 +1,4 @@
-"""The second to thirteenth list of untuned blocks, at small sizes on a CPU, against float64."""
+"""The second to fourteenth list of untuned blocks, at small sizes on a CPU, against float64."""
 
 from __future__ import annotations
 
@@ -15,6 +15,7 @@ from bench.untuned.block import Block
 pytestmark = pytest.mark.cpu
 NAMES = (
     "second", "third", "fourth", "fifth", "sixth", "seventh", "eighth", "ninth", "tenth", "eleventh", "twelfth", "thirteenth",
+    "fourteenth",
 )  # fmt: skip
 BLOCKS = tuple(block for name in NAMES for block in LISTS[name])
 # Matmuls under autocast round to bfloat16, here and in eager.
