@@ -21,7 +21,7 @@ from kgen.ir import values as vs
 from kgen.ir.index import Expr, Sizes, Var
 from kgen.ir.plan import Kernel, Statement
 from kgen.ir.values import Value
-from kgen.scheduler.tiling.loops import collapsed, distinct_touches, usual_stride
+from kgen.scheduler.tiling.loops import collapsed, distinct_touches, stride_along, usual_stride
 
 # Points of a loop that is written point by point, at most, and statements of the kernel that comes of it.
 MOST_POINTS, MOST_STATEMENTS = 12, 64
@@ -41,6 +41,8 @@ MOST_PARTS, GAIN_OF_PARTS = 4, 1.2
 CACHED = 1 << 23
 # Bytes between what neighbouring threads store, at most: a sector of a cache line.
 SECTOR = 32
+# Of how many bytes that are read one may be in runs of a thread.
+SMALL_SHARE = 4
 # Bytes of the run that a thread of such a loop reads, at most, element by element: a word, which is what threads of a loop over
 # its elements would read a part of each.
 RUN = 4
@@ -183,7 +185,19 @@ def _moves_sectors(old: Kernel, new: Kernel, loop: _Loop, graph: ir.Graph, sizes
     )
     if not all(_is_near(offset, fast, SECTOR // dtype.itemsize, sizes) for offset, dtype in stores):
         return False
-    return loop.left is None or _reads_runs(new, fast, sizes)
+    return _keeps_runs(old, loop.v, fast, graph, sizes) if loop.left is None else _reads_runs(new, fast, sizes)
+
+
+def _keeps_runs(old: Kernel, v: Var, fast: Var, graph: ir.Graph, sizes: Sizes) -> bool:
+    """Whether what is read in runs along a loop is near what threads beside read, but for a small share: else each thread has
+    a run of its own, of which a load takes one element."""
+    read = [touch for touch in distinct_touches(old, graph, sizes) if not touch.store]
+    apart = [
+        touch for touch in read
+        if stride_along(touch.offset, v, sizes) == 1 and stride_along(touch.offset, fast, sizes)
+        and not _is_near(touch.offset, fast, SECTOR // max(1, graph.buffers[touch.buffer].dtype.itemsize), sizes)
+    ]  # fmt: skip
+    return SMALL_SHARE * sum(touch.distinct for touch in apart) <= sum(touch.distinct for touch in read)
 
 
 def _reads_runs(kernel: Kernel, fast: Var, sizes: Sizes) -> bool:
