@@ -187,7 +187,8 @@ def _tiled(kernel: Kernel, graph: ir.Graph, sizes: Sizes, gpu: Gpu, reorder: boo
         kernel = unflattened(kernel)
     touches = list(distinct_touches(kernel, graph, sizes))
     if reorder:
-        kernel = ordered(kernel, touches, sizes)
+        seen = {(touch.buffer, touch.offset, touch.store): touch for touch in touches}  # loads that statements share are one
+        kernel = ordered(kernel, list(seen.values()), sizes)
     kernel = looped = _with_long_rows(collapsed(kernel), graph, sizes, reorder)
     kernel = unrolled(kernel, graph, sizes, gpu) if reorder and unroll else kernel
     wide = not _fits_32(kernel)

@@ -197,3 +197,16 @@ def test_windows_are_reduced_across() -> None:
     [tiling] = tilings(planned(difference, torch.empty(8, 80000)))
     assert tiling.blocks.x > tiling.blocks.r
     assert [v.extent.as_int() for v in tiling.x][-1] == 256
+
+
+def turned_norm(x: Tensor, w: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Rows of planes, of which two results are stored with the other axis last."""
+    y = x.sigmoid().permute(0, 2, 1)
+    m = y.mean((1, 2), keepdim=True)
+    return (y - m).contiguous(), ((y - m) * w).contiguous(), m
+
+
+def test_inner_loops_go_along_what_is_stored() -> None:
+    """A load of several statements counts as the one that it is."""
+    found = tilings(planned(turned_norm, torch.empty(384, 64, 207), torch.empty(207, 64)))
+    assert [v.extent.as_int() for tiling in found for v in tiling.kernel.inner] == [207, 64]
