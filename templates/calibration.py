@@ -81,6 +81,12 @@ def of_half_on_hopper(problem: Problem) -> str | None:
     return "no GPU but one of compute capability 9.0 has measured it, on numbers of 16 bits"
 
 
+def is_rounded_on_hopper(problem: Problem) -> bool:
+    """Whether all operands are of float32, and a GPU of compute capability 9.0 rounds them to TF32."""
+    alone = all(one.dtype is torch.float32 for one in problem.inputs.values())
+    return alone and problem.tf32 and problem.device.arch // 10 == HOPPER
+
+
 def is_half_on_hopper(dtype: object, arch: int) -> bool:
     """The same of a type of numbers and a compute capability (90 for 9.0)."""
     return arch // 10 == HOPPER and isinstance(dtype, torch.dtype) and dtype.itemsize == HALF

@@ -18,7 +18,7 @@ from kgen.ir import index as ix
 from kgen.ir import nodes as ir
 from kgen.ir import ops
 from kgen.ir import values as vs
-from kgen.ir.program import Elementwise, Program, Softmax
+from kgen.ir.program import Contract, Elementwise, Program, Softmax
 from kgen.templates.contract import Config
 from kgen.templates.problem import Input, Problem, memoised_at_sizes
 from kgen.unusable import usable
@@ -34,6 +34,12 @@ READING_SHARE = 0.4
 # Rows that fill no tile of such a call, and the seconds at least that an SM takes for each batch of so few (H200, 2026-11-29:
 # 12,288 heads of 49 rows of 32 with a mask took 97 us by one of its kernels, 672 by another one).
 ROWS_OF_CALL, SHORT_BATCH = 64, 1e-6
+# Bytes of the columns' operands that one program of such a call reads in a second at most (H200, 2026-12-01,
+# bench.attention_calibration: 4,096 keys of eight heads of 128 took 53 us with four rows, 2,048 of 32 took 14 with one).
+READ_BY_A_PROGRAM = 90e9
+# What is left of the memory's rate in the library's matmuls of a program of few rows, and where its numbers are wider than 16
+# bits (H200, 2026-12-01, bench.attention_calibration: 1,024 heads of one row took 190 us for 670 MB, 507 for 1.34 GB).
+SHARE_OF_FEW = (0.85, 0.65)
 # How much of the shorter of computing and streaming a GPU's library does not do during the other.
 APART = 0.05
 # How much longer than streaming it takes a CPU's library to bring operands into the order in which it multiplies them, where
@@ -353,7 +359,8 @@ def program_seconds(problem: Problem, program: Program) -> float:
     if problem.has_library_call:
         moved = sum(problem.bytes_of_operand(name) for name in problem.inputs) + problem.size_of_result + _slot_bytes(problem)
         share = READING_SHARE if kind == "cuda" and _reads_elements(problem) else 1.0
-        return max(_step_seconds(problem, problem.flops / share, moved), _short_batches(problem, program)) + LAUNCH[kind]
+        batches = max(_short_batches(problem, program), _longest_batch(problem, program))
+        return max(_step_seconds(problem, problem.flops / share, moved), batches) + LAUNCH[kind]
     total = 0.0
     for step in program.steps:
         if isinstance(step, Softmax):
@@ -362,7 +369,8 @@ def program_seconds(problem: Problem, program: Program) -> float:
             total += _elementwise_seconds(problem, step)
         else:
             moved = problem.bytes_over(step.axes) + sum(problem.bytes_over(program.axes_of(ref)) for ref in step.reads)
-            total += _step_seconds(problem, problem.flops_of(step), moved) + LAUNCH[kind]
+            flops = problem.flops_of(step) / _share_of_unaligned(problem, program, step)
+            total += _step_seconds(problem, flops, int(moved / _share_of_few_rows(problem, program))) + LAUNCH[kind]
     return total + _slot_bytes(problem) / (problem.device.bandwidth * STREAM_RATE)
 
 
@@ -373,6 +381,33 @@ def _short_batches(problem: Problem, program: Program) -> float:
         return 0.0
     batches = max(math.prod(map(problem.size, axes[:-2])) for axes in steps)
     return batches / problem.device.compute_units * SHORT_BATCH
+
+
+def _share_of_unaligned(problem: Problem, program: Program, step: Contract) -> float:
+    """What is left of the rate of a GPU's library in a contraction of a program, by the lengths of the rows of its matrices."""
+    if problem.device.kind != "cuda" or problem.exact_float32:
+        return 1.0
+    size, matrices = problem.main_dtype.itemsize, (step.axes, *map(program.axes_of, step.reads))
+    aligned = math.gcd(LOAD, *(problem.size(axes[-1]) * size for axes in matrices))
+    return (ALIGNED_SHARE_OF_HALVES if size == HALF else ALIGNED_SHARE)[aligned]
+
+
+def _share_of_few_rows(problem: Problem, program: Program) -> float:
+    """What is left of a GPU's memory rate in the library's matmuls of a program, if it has few rows."""
+    rows = [problem.size(step.axes[-2]) for step in program.steps if isinstance(step, Softmax)]
+    few = problem.device.kind == "cuda" and bool(rows) and max(rows) <= FEW
+    return SHARE_OF_FEW[problem.main_dtype.itemsize > HALF] if few else 1.0
+
+
+def _longest_batch(problem: Problem, program: Program) -> float:
+    """Seconds in which a program of a GPU's library's one call reads the columns' operands of a batch, which it does not share
+    with others."""
+    steps = [step.axes for step in program.steps if isinstance(step, Softmax)]
+    if problem.device.kind != "cuda" or not steps:
+        return 0.0
+    batches = max(1, *(math.prod(map(problem.size, axes[:-2])) for axes in steps))
+    columns = [one.name for one in problem.inputs.values() if any(axes[-1] in one.axes for axes in steps)]
+    return sum(map(problem.bytes_of_operand, columns)) / batches / READ_BY_A_PROGRAM
 
 
 def _reads_elements(problem: Problem) -> bool:

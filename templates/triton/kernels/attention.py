@@ -15,6 +15,7 @@ from kgen.ir import index as ix
 from kgen.ir import ops
 from kgen.ir import values as vs
 from kgen.ir.program import MatrixSizes
+from kgen.templates import calibration
 from kgen.templates.attention_programs import ATTENTION, MULTIPLIED_ATTENTION
 from kgen.templates.base import KernelTemplate, Resources
 from kgen.templates.contract import Config, knob, operand, result, template
@@ -38,8 +39,8 @@ HALVES = {
 }
 ROUNDED = {
     64: ((128, 64, 8, 2), (64, 64, 4, 2), (64, 32, 4, 3)),
-    128: ((128, 32, 8, 2), (64, 64, 8, 2), (64, 32, 4, 2)),
-    256: ((64, 32, 8, 2), (32, 32, 4, 2)),
+    128: ((128, 32, 8, 2), (64, 32, 4, 2)),
+    256: ((32, 32, 4, 2), (64, 32, 8, 2)),
 }
 EXACT = {
     64: ((64, 32, 8, 2), (32, 32, 4, 2)),
@@ -67,9 +68,16 @@ SLOT, LEAST_OF_SLOT = 130, 0.73
 MULTIPLIED = 0.85
 # And what tiles of so many rows and keys take longer then, where heads are of 128 (H200, 2026-11-30, six shapes in bfloat16).
 OF_SQUARE, SQUARE = 1.15, (64, 64, 128)
-# Padded heads that were measured. Of 32 the estimate is too high: 1,024 keys of 512 heads took .67 of it (H200, 2026-11-29:
-# 234 us, where Inductor's matmuls and softmax take 1,317).
-MEASURED = (32, *attention_estimate.MEASURED)
+# What one tile of scores takes a program from the arrival of its keys to the sums: seconds, seconds for each byte of keys and
+# values, those of TF32, and how many times longer it takes with no tile on its way (H200, 2026-12-01,
+# bench.attention_calibration: 38 shapes, of which the estimate chose configurations that took 1.05 times the best ones' time
+# in bfloat16, and 1.03 in TF32).
+CHAIN, OF_BYTES, OF_ROUNDED, UNSTAGED = 0.35e-6, 0.018e-9, 0.032e-9, 1.2
+# Padded heads that were measured, and the fewest keys. Of 32 elements the estimate is too high: 1,024 keys of 512 heads took
+# .67 of it (H200, 2026-11-29: 234 us, where Inductor's matmuls and softmax take 1,317). Longer heads in TF32 take longer than
+# the library's matmuls and a softmax (128 elements: 869 us, 796), if there are not few rows.
+MEASURED, KEYS = (16, 32, 64, 128, 256), 16
+ROUNDED_HEADS, ROUNDED_OF_FEW = (16, 32, 64), (16, 32, 64, 128)
 # Rows of a tile that a warp of the matrix units has, and rows from which a Hopper GPU multiplies out of shared memory.
 ROWS_OF_WARP, ASYNCHRONOUS = 16, 64
 # Bytes of shared memory through which warps join what they have of a row.
@@ -122,13 +130,22 @@ class _Attention(KernelTemplate):
         longer = BY_KEYS[config.BLOCK_N] * (ONE_STAGE if config.STAGES == 2 else 1.0)
         longer *= OF_LARGE if min(config.BLOCK_M, config.BLOCK_D) >= LARGE else 1.0
         longer *= max(LEAST_OF_SLOT, 1 - attention_estimate.slot_work(problem, config, filled=True) / SLOT)
-        return longer * attention_estimate.seconds(problem, config, self.resources(problem, config), widths, filled=True)
+        needs, chain = self.resources(problem, config), _chain(problem, config, widths)
+        return longer * attention_estimate.seconds(problem, config, needs, widths, filled=True, chain=chain)
 
     def is_measured(self, sizes: MatrixSizes, arch: int) -> bool:
-        return attention_estimate.is_measured(sizes, arch, MEASURED)
+        return attention_estimate.is_measured(sizes, arch, MEASURED, KEYS)
 
     def uncalibrated(self, problem: Problem) -> str | None:
-        return attention_estimate.unmeasured(problem, max(padded_length(problem.size(axis)) for axis in "dv"), MEASURED)
+        head = max(padded_length(problem.size(axis)) for axis in "dv")
+        if not calibration.is_rounded_on_hopper(problem):
+            return calibration.of_half_on_hopper(problem) or attention_estimate.unmeasured_sizes(
+                problem, head, MEASURED, 1, KEYS
+            )
+        if problem.has_library_call:
+            return "the library's call for it rounds no float32 numbers"
+        few = problem.size("m") <= attention_estimate.FEW_ROWS
+        return attention_estimate.unmeasured_sizes(problem, head, ROUNDED_OF_FEW if few else ROUNDED_HEADS, 1, KEYS)
 
 
 @template(implements=ATTENTION, device="cuda", source="attention.py.jinja", name="triton_attention")
@@ -174,6 +191,12 @@ def _tiles(problem: Problem) -> Iterator[tuple[int, int, int, int]]:
     few = problem.size("m") <= 2 * SHORTEST
     yield from FEW[head] if few else ()
     yield from (row for row in tables[head] if not few or row[0] <= ASYNCHRONOUS)
+
+
+def _chain(problem: Problem, config: Config, widths: tuple[int, int]) -> float:
+    """Seconds of one tile of scores in a program, whatever the other ones do."""
+    size = config.BLOCK_N * sum(widths) * problem.inputs["K"].dtype.itemsize
+    return (CHAIN + size * (OF_ROUNDED if problem.tf32 else OF_BYTES)) * (UNSTAGED if config.STAGES == 2 else 1.0)
 
 
 def padded_length(length: int) -> int:

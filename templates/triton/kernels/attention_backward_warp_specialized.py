@@ -169,7 +169,7 @@ class _WarpSpecialized(KernelTemplate):
 
     def uncalibrated(self, problem: Problem) -> str | None:
         longest = max(padded_length(problem.size(axis)) for axis in "dv")
-        return attention_estimate.unmeasured(problem, longest, streaming=False) or _unmeasured_function(problem)
+        return attention_estimate.unmeasured(problem, longest) or _unmeasured_function(problem)
 
 
 @template(

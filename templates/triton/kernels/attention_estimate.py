@@ -22,18 +22,22 @@ from kgen.templates.triton.kernels import estimate
 CLOCK, EXPONENTIALS, ADDITIONS = 1.7e9, 16, 128
 # Additions for each score besides what its slot needs: the maximum, the exponential's argument, the sum, the conversion.
 SOFTMAX = 5
-# Share of the peak rate of dots; of those of float32 numbers that other units make; and rows below which a Hopper GPU
-# multiplies registers.
-DOTS, EXACT, ASYNCHRONOUS = 0.75, 0.5, 64
+# Share of the peak rate of dots; of those of float32 numbers that other units make, and of TF32; and rows below which a Hopper
+# GPU multiplies registers.
+DOTS, EXACT, ROUNDED, ASYNCHRONOUS = 0.75, 0.5, 0.3, 64
 # How much of the shorter of dots and softmax does not happen during the other, by the warps on an SM.
 BESIDE = {4: 1.0, 8: 0.6, 12: 0.45, 16: 0.4}
+# How much longer a program takes for each other one on its SM, if nothing but waiting sets the time; and the share of the time
+# that programs of one tile take, which correct nothing (H200, 2026-12-01, bench.attention_calibration).
+CROWDED, ALONE = 0.3, 0.75
 # Tiles of rows at which the tiles of scores are counted.
 SAMPLES = 8
 HOPPER = 90
-# What was measured: padded heads, and the fewest rows of queries, and keys. And, of few rows (H100, 2026-11-25,
-# bench.gpu_decode: .92 to 1.0 of a copy's rate): the most rows, and the fewest bytes of keys and values, which set the time.
+# What was measured: padded heads, and the fewest rows of queries, and keys.
 MEASURED, FEWEST = (64, 128), 128
-FEW_ROWS, STREAMED = 16, 64 << 20
+# Few rows, of which the scheduler makes parts (H100, 2026-11-25, bench.gpu_decode: .92 to 1.0 of a copy's rate): keys of a part
+# at least, programs on an SM, and seconds of the kernel that joins parts.
+FEW_ROWS, SHORTEST_PART, SIDE_BY_SIDE, JOINING = 16, 256, 2, 2.0e-6
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,61 +49,75 @@ class Counts:
     longest: float
 
 
-def unmeasured(problem: Problem, head: int, measured: tuple[int, ...] = MEASURED, *, streaming: bool = True) -> str | None:
-    """Why nothing is known of a problem with heads padded to so many elements, of which `measured` were. Templates that are not
-    `streaming` were never measured on few rows."""
+def unmeasured(problem: Problem, head: int, measured: tuple[int, ...] = MEASURED, fewest: int = FEWEST) -> str | None:
+    """Why nothing is known of a problem with heads padded to so many elements, of which `measured` were, on `fewest` rows and
+    keys and more."""
     unlike = calibration.of_half_on_hopper(problem)
-    if unlike is not None:
-        return unlike
-    if head not in measured or (min(problem.size("m"), problem.size("n")) < FEWEST and not (streaming and _streams(problem))):
-        return f"no GPU has measured it on other heads than {measured}, or on fewer than {FEWEST} rows or keys"
+    return unlike if unlike is not None else unmeasured_sizes(problem, head, measured, fewest, fewest)
+
+
+def unmeasured_sizes(problem: Problem, head: int, measured: tuple[int, ...], rows: int, keys: int) -> str | None:
+    """The same of a type of numbers that was measured, on so many rows and keys at least."""
+    if head not in measured or problem.size("m") < rows or problem.size("n") < keys:
+        least = f"fewer than {rows} rows, or {keys} keys" if rows != keys else f"fewer than {rows} rows or keys"
+        return f"no GPU has measured it on other heads than {measured}, or on {least}"
     if any(one.load is None and vs.loads([one.value]) for one in problem.inputs.values()):  # numbers cost nothing
         return "no GPU has measured it on operands that are computed"
     return None
 
 
-def is_measured(sizes: MatrixSizes, arch: int, measured: tuple[int, ...] = MEASURED) -> bool:
+def is_measured(sizes: MatrixSizes, arch: int, measured: tuple[int, ...] = MEASURED, fewest: int = FEWEST) -> bool:
     """The same of a program that is no problem yet, with operands in memory."""
     numbers = calibration.is_half_on_hopper(sizes.dtype, arch)
-    return numbers and sizes.others <= set(measured) and min(sizes.rows, sizes.columns) >= FEWEST
+    return numbers and sizes.others <= set(measured) and min(sizes.rows, sizes.columns) >= fewest
 
 
-def _streams(problem: Problem) -> bool:
-    """Whether few rows read so many keys and values that these set the time."""
-    return problem.size("m") <= FEW_ROWS and sum(problem.bytes_read(name) for name in "KV") >= STREAMED
-
-
-def seconds(problem: Problem, config: Config, needs: Resources, widths: tuple[int, int], filled: bool = False) -> float:
+def seconds(
+    problem: Problem, config: Config, needs: Resources, widths: tuple[int, int], filled: bool = False, chain: float = 0.0
+) -> float:
     """The time of a kernel whose programs need so much, with heads as wide as `widths` of queries and of values. Where `filled`
-    it makes no tile that is masked by a finite number."""
+    it makes no tile that is masked by a finite number. A program alone takes `chain` seconds for a tile at least."""
     device, counts = problem.device, _counts(problem, config, filled)
     multiprocessors = device.compute_units
-    rows = math.ceil(problem.size("m") / config.BLOCK_M)
-    programs = problem.size("b") * rows
+    rows, parts = math.ceil(problem.size("m") / config.BLOCK_M), _parts(problem)
+    programs = problem.size("b") * rows * parts
     threads = config.WARPS * 32
     limit = min(
         estimate.SHARED // (needs.shared + estimate.RESERVED), estimate.REGISTERS // (min(255, needs.registers) * threads)
     )
     together = max(1, min(limit, math.ceil(programs / multiprocessors)))
     masked, whole = (_tile(problem, config, widths, together, slot) for slot in _slot_costs(problem, filled))
-    each = counts.masked * masked + counts.whole * whole
-    longest = counts.longest * max(masked, whole)
+    tiles = (counts.masked + counts.whole) / parts
+    each = (counts.masked * masked + counts.whole * whole) / parts
+    longest = counts.longest / parts * max(masked, whole)
     covered = (config.STAGES - 1) * max(masked, whole) * together
     each *= max(1.0, estimate.LATENCY / covered) if covered else 2.0
-    loaded = (counts.masked + counts.whole) * config.BLOCK_N * sum(widths) * problem.inputs["K"].dtype.itemsize
+    loaded = tiles * config.BLOCK_N * sum(widths) * problem.inputs["K"].dtype.itemsize
     program = max(each, loaded / L2_RATE) + estimate.START
     waves = programs / multiprocessors
     busy = max(math.ceil(waves) * program if longest <= each else waves * program + longest / 2, longest * together)
+    if chain:
+        alone = tiles * chain * (1 + CROWDED * (together - 1)) + estimate.START
+        busy = max(busy, math.ceil(waves / together) * alone) * (ALONE if counts.masked + counts.whole <= 1 else 1.0)
     moved = sum(problem.bytes_read(name) for name in problem.inputs) + problem.epilogue_bytes
     streaming = moved / device.bandwidth / estimate.STREAM_RATE
-    return estimate.LAUNCH + estimate.LATENCY + max(busy, streaming) + estimate.APART * min(busy, streaming)
+    start = estimate.LAUNCH + estimate.LATENCY + (JOINING if parts > 1 else 0.0)
+    return start + max(busy, streaming) + estimate.APART * min(busy, streaming)
+
+
+def _parts(problem: Problem) -> int:
+    """Of the keys of few rows, which the scheduler makes where a GPU would not be busy."""
+    if problem.size("m") > FEW_ROWS:
+        return 1
+    wanted = SIDE_BY_SIDE * problem.device.compute_units // problem.size("b")
+    return max(1, min(wanted, problem.size("n") // SHORTEST_PART))
 
 
 def _tile(problem: Problem, config: Config, widths: tuple[int, int], together: int, slot: int) -> float:
     """Seconds of one tile of scores on an SM, with so many operations of the slot for each."""
     area = config.BLOCK_M * config.BLOCK_N
     low = config.BLOCK_M < ASYNCHRONOUS and problem.device.arch >= HOPPER
-    share = EXACT if problem.exact_float32 else estimate.LOW_RATE if low else DOTS
+    share = EXACT if problem.exact_float32 else ROUNDED if problem.tf32 else estimate.LOW_RATE if low else DOTS
     dots = 2 * area * sum(widths) / (problem.rate / problem.device.compute_units) / share
     adds = area * (SOFTMAX + slot) + config.BLOCK_M * widths[1]
     powers, others = area / (EXPONENTIALS * CLOCK), adds / (ADDITIONS * CLOCK)

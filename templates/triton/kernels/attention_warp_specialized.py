@@ -35,6 +35,9 @@ OTHER_REGISTERS = 40
 GAIN = {64: 1.04, 128: 0.83, 256: 0.78}
 # Padded heads that were measured.
 MEASURED = (*attention_estimate.MEASURED, 256)
+# And the fewest rows and keys. Where there are fewer its tiles waste more than the estimate knows: 197 of 384 heads took 34 us,
+# where the template by pointers takes 29 (H200, 2026-12-01, bench.attention_calibration).
+FEWEST = 400
 # By operations of the slot for a score: how much longer a kernel takes than those count, and one with two tiles of scores at a
 # time, which gains where masks cost little and loses elsewhere (H100, 2026-11-25, bench.gpu_attention: softcap, window,
 # grouped, causal 128 long).
@@ -148,7 +151,7 @@ class WarpSpecializedAttention(KernelTemplate):
 
     def uncalibrated(self, problem: Problem) -> str | None:
         longest = max(padded_length(problem.size(axis)) for axis in "dv")
-        why = attention_estimate.unmeasured(problem, longest, MEASURED, streaming=False)
+        why = attention_estimate.unmeasured(problem, longest, MEASURED, FEWEST)
         return (
             why if why is not None or not _is_window(problem) else "it was slower where both ends of a row's tiles are masked"
         )

@@ -335,6 +335,44 @@ def test_few_queries_take_the_template_where_keys_set_the_time(batch: int, keys:
     assert templates[:1] == (["triton_attention"] if streams else [])
 
 
+def plain_attention(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    return (q @ k.mT * q.shape[-1] ** -0.5).softmax(-1) @ v
+
+
+def templates_of_attention(rows: int, keys: int, head: int, dtype: torch.dtype, batch: int = 8) -> list[str]:
+    plan = planned(plain_attention, t(batch, 8, rows, head, dtype=dtype), *(t(batch, 8, keys, head, dtype=dtype),) * 2)
+    return [kernel.choice.template for kernel in plan.kernels if isinstance(kernel, Kernel) and kernel.choice is not None]
+
+
+@pytest.mark.parametrize(
+    ("batch", "rows", "keys", "head"),
+    [(4, 4096, 77, 40), (12, 1, 1024, 64), (1, 4, 4096, 128), (16, 64, 4096, 64), (32, 100, 100, 32), (32, 512, 512, 16)],
+)
+def test_attention_of_few_rows_or_keys_is_measured(batch: int, rows: int, keys: int, head: int) -> None:
+    """As a text's 77 tokens are few keys, and a token that is generated is one row; its keys are read in parts."""
+    assert templates_of_attention(rows, keys, head, torch.bfloat16, batch) == ["triton_attention"]
+
+
+@pytest.mark.usefixtures("tf32")
+@pytest.mark.parametrize(
+    ("batch", "rows", "keys", "head", "taken"), [(8, 512, 512, 64, True), (128, 1, 256, 64, True), (8, 2048, 2048, 128, False)]
+)
+def test_attention_in_tf32_is_measured(batch: int, rows: int, keys: int, head: int, taken: bool) -> None:
+    """Long heads of many rows take longer than the library's matmuls and a softmax."""
+    assert (templates_of_attention(rows, keys, head, torch.float32, batch) == ["triton_attention"]) == taken
+
+
+def test_attention_of_exact_float32_stays_with_the_library() -> None:
+    assert "triton_attention" not in templates_of_attention(512, 512, 64, torch.float32)
+
+
+@pytest.mark.usefixtures("tf32")
+def test_the_librarys_attention_rounds_no_float32_numbers() -> None:
+    """So that a template that rounds them does not take its place."""
+    args = [t(8, 8, 512, 64, dtype=torch.float32) for _ in range(3)]
+    assert len(planned(F.scaled_dot_product_attention, *args).kernels) == 0
+
+
 def step_of_decoding(q: Tensor, k: Tensor, v: Tensor, new_k: Tensor, new_v: Tensor, place: Tensor) -> Tensor:
     k.index_copy_(2, place, new_k)
     v.index_copy_(2, place, new_v)
