@@ -32,6 +32,7 @@ from torch import Tensor
 
 from bench.contenders import copy_of, failure
 from bench.gpu_timing import Entry, prepare, timed
+from bench.measurements import write
 from kgen.only import only
 from kgen.templates.contract import Config
 from kgen.templates.problem import Problem
@@ -244,8 +245,7 @@ def main() -> None:
     for row in sorted(rows, key=lambda row: (row["mode"], row["name"])):
         show(row)
     if options.json:
-        options.json.parent.mkdir(parents=True, exist_ok=True)
-        options.json.write_text(json.dumps(rows))
+        write(options.json, "attention_calibration", rows)
 
 
 if __name__ == "__main__":
