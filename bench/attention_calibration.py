@@ -13,7 +13,6 @@ nobody measured left to the library; `calibrated` the same as if all had been me
 from __future__ import annotations
 
 import argparse
-import json
 import math
 import multiprocessing
 import os
@@ -21,6 +20,7 @@ import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
+from multiprocessing.queues import Queue
 from multiprocessing.synchronize import Barrier
 from pathlib import Path
 from typing import Any
@@ -187,21 +187,27 @@ class _Row:
         return ((config, parts) for config in list(seen) for parts in self.shape.parts())
 
 
-def work(number: int, jobs: int, options: argparse.Namespace, barrier: Barrier, folder: str) -> None:
+def work(number: int, jobs: int, options: argparse.Namespace, barrier: Barrier, made: Queue[list[dict[str, Any]]]) -> None:
     """One process: prepares its share of the rows, and times them in its turn."""
-    for variable in ("KGEN_CACHE_DIR", "TORCHINDUCTOR_CACHE_DIR", "TRITON_CACHE_DIR"):
-        os.environ[variable] = f"{folder}/{variable}{number}"
+    with tempfile.TemporaryDirectory() as folder:
+        for variable in ("KGEN_CACHE_DIR", "TORCHINDUCTOR_CACHE_DIR", "TRITON_CACHE_DIR"):
+            os.environ[variable] = f"{folder}/{variable}"
+        made.put(_measured(number, jobs, options, barrier))
+
+
+def _measured(number: int, jobs: int, options: argparse.Namespace, barrier: Barrier) -> list[dict[str, Any]]:
     torch.set_num_threads(1)
     rows = []
     for shape, mode in rows_of(options)[number::jobs]:
         rows.append(_Row(shape.shrunk(options.shrink), mode, options.device))
         rows[-1].prepare()
+    found: list[dict[str, Any]] = []
     barrier.wait()
     for turn in range(jobs):
         if turn == number:
             found = [row.columns | timed(row.entries, options.seconds, options.device == "cuda") for row in rows]
-            Path(folder, f"{number}.json").write_text(json.dumps(found))
         barrier.wait()
+    return found
 
 
 def rows_of(options: argparse.Namespace) -> list[tuple[Shape, str]]:
@@ -234,14 +240,13 @@ def main() -> None:
         raise SystemExit("there is no GPU here; --device cpu --jobs 1 --shrink 64 tries the command out")
     jobs = min(options.jobs, len(rows_of(options)))
     spawned = multiprocessing.get_context("spawn")
-    barrier = spawned.Barrier(jobs)
-    with tempfile.TemporaryDirectory() as folder:
-        workers = [spawned.Process(target=work, args=(k, jobs, options, barrier, folder)) for k in range(jobs)]
-        for one in workers:
-            one.start()
-        for one in workers:
-            one.join()
-        rows = [row for k in range(jobs) for row in json.loads(Path(folder, f"{k}.json").read_text())]
+    barrier, made = spawned.Barrier(jobs), spawned.Queue()
+    workers = [spawned.Process(target=work, args=(k, jobs, options, barrier, made)) for k in range(jobs)]
+    for one in workers:
+        one.start()
+    rows = [row for _ in workers for row in made.get()]
+    for one in workers:
+        one.join()
     for row in sorted(rows, key=lambda row: (row["mode"], row["name"])):
         show(row)
     if options.json:
