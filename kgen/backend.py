@@ -86,6 +86,7 @@ def rewrite(gm: GraphModule, config: Config) -> tuple[Verdict, ...]:
     _concatenated(gm)
     _unshifted(gm, config)
     _resampled(gm, config)
+    _with_margins(gm)
     batched, rolled, names = _batched(gm, config), _rolled(gm, config), {node.name for node in gm.graph.nodes}
     left = [one for one in batched if not rolled or one.outcome not in REFUSED or one.producer in names]
     return (*left, *rolled, *_hoisted(gm, config), *_shared(gm, config))
@@ -111,6 +112,13 @@ def _resampled(gm: GraphModule, config: Config) -> None:
         from kgen.capture.resampling import keep_resampling_whole  # noqa: PLC0415  few graphs resample
 
         keep_resampling_whole(gm, config.numerics == "fast")
+
+
+def _with_margins(gm: GraphModule) -> None:
+    if any(getattr(node.target, "__name__", "").endswith("_margin_loss") for node in gm.graph.nodes):
+        from kgen.capture.margin_losses import keep_margin_losses  # noqa: PLC0415  few graphs have such losses
+
+        keep_margin_losses(gm)
 
 
 def _batched(gm: GraphModule, config: Config) -> list[Verdict]:

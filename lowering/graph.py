@@ -31,6 +31,7 @@ from kgen.lowering.few_reads import recompute_few_reads
 from kgen.lowering.fused_calls import note_fused_calls
 from kgen.lowering.narrow_values import store_narrow
 from kgen.lowering.operation import OperatorAxes, lower_operator
+from kgen.lowering.part_readers import apply_to_parts
 from kgen.lowering.results import Results, owners_of_results
 from kgen.lowering.row_values import FEW_REPEATS, MIN_REPEATS, remaining_cost, row_cost, stores_few, with_row_values_stored
 from kgen.lowering.short_axes import unroll_short_axes
@@ -136,6 +137,7 @@ class _Lowering:
         if len(graph.nodes) > 1:  # one node reads what it is given
             unroll_short_axes(graph, self.builder.fresh)
             if self.context.inlining:
+                apply_to_parts(graph, self.builder.fresh)
                 recompute_few_reads(graph, self.builder.on_gpu)
                 store_narrow(graph, self.builder.fresh, self.builder.on_gpu)
                 recompute_in_stencils(graph, self.builder.on_gpu)

@@ -42,6 +42,7 @@ class Results:
     origin_of: Callable[[Node], Origin]
     owners: dict[str, Node] = field(default_factory=dict)  # storages that are results already -> whose they are in eager
     placed: dict[Node, TensorArg] = field(default_factory=dict)  # a node returned twice is one tensor
+    targets: dict[Node, Any] = field(default_factory=dict)  # owner -> what it is copied to; None where it is to nothing
 
     def place(self, result: Node, position: int) -> TensorArg:
         if position in self.in_inputs:
@@ -82,7 +83,9 @@ class Results:
     def _in_input(self, result: Node) -> TensorArg | None:
         """The result in the input that its owner is copied to at the end of the graph. None where there is no such input."""
         owner = owner_of(result)
-        target = next((user.args[0] for user in owner.users if _is_copy_of(user, owner)), None)
+        if owner not in self.targets:
+            self.targets[owner] = next((user.args[0] for user in owner.users if _is_copy_of(user, owner)), None)
+        target = self.targets[owner]
         if not isinstance(target, Node) or target.op != "placeholder" or not self._same_layout(target, owner):
             return None
         whole = self._storage(target)

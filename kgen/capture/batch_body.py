@@ -98,9 +98,8 @@ def _kind(value: Any) -> tuple[Any, ...] | None:
 
 def _check_sizes(repeat: Repeat, regions: Regions) -> None:
     """A loop may be there in order to keep what it computes small."""
-    outside = max(
-        (one.numel() * one.element_size() for region in regions.touched for one in tensors_of(example(region.base))), default=0
-    )
+    bases = dict.fromkeys(region.base for region in regions.touched)  # many regions may be of one tuple of many tensors
+    outside = max((one.numel() * one.element_size() for base in bases for one in tensors_of(example(base))), default=0)
     for step in repeat.steps:
         made = 0 if _is_write(step) else max(one.numel() * one.element_size() for one in tensors_of(example(step.nodes[0])))
         if is_too_large(made * repeat.count, outside):

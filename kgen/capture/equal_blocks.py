@@ -104,7 +104,8 @@ def candidates(graph: Graph, least_calls: int, constants: bool = True) -> Iterat
     Without `constants` they may have different ones: such blocks are not equal."""
     calls = [node for node in graph.nodes if node.op not in ("placeholder", "get_attr", "output")]
     numbers = dict[Hashable, int]()
-    ids = [numbers.setdefault(_identity(node, constants), len(numbers)) for node in calls]
+    identity = _Identities(constants).of
+    ids = [numbers.setdefault(identity(node), len(numbers)) for node in calls]
     found = [(begin, end, period) for period in periods(ids) if period >= least_calls for begin, end in runs(ids, period)]
     for begin, end, period in sorted(found, key=lambda one: (one[0] - one[1] + one[2], one[2])):
         blocks = _cut(calls, begin, end, period)
@@ -112,18 +113,32 @@ def candidates(graph: Graph, least_calls: int, constants: bool = True) -> Iterat
             yield blocks
 
 
-def _identity(node: Node, constants: bool) -> Hashable:
-    """Equal for calls that may be counterparts. An operator with bodies has none."""
-    kind = kind_of(node.meta.get("example_value"))
-    if kind is None or isinstance(node.target, torch._ops.HigherOrderOperator):
-        return id(node)
+class _Identities:
+    """What calls are told apart by."""
 
-    def leaf(one: Any) -> Hashable:
+    def __init__(self, constants: bool) -> None:
+        self.constants = constants
+        self.kinds = dict[Node, int | None]()
+        self.numbers = dict[Hashable, int]()  # kind -> its number
+
+    def of(self, node: Node) -> Hashable:
+        """Equal for calls that may be counterparts. An operator with bodies has none."""
+        kind = self._kind(node)
+        if kind is None or isinstance(node.target, torch._ops.HigherOrderOperator):
+            return id(node)
+        return node.op, node.target, kind, shape_of((node.args, node.kwargs), self._leaf)
+
+    def _leaf(self, one: Any) -> Hashable:
         if isinstance(one, Node):
-            return kind_of(one.meta.get("example_value")) or id(one)
-        return type(one).__name__, repr(one) if constants else ""
+            return self._kind(one) or (id(one),)
+        return type(one).__name__, repr(one) if self.constants else ""
 
-    return node.op, node.target, kind, shape_of((node.args, node.kwargs), leaf)
+    def _kind(self, node: Node) -> int | None:
+        """A number, from 1 on: a tuple of many tensors has as many readers, and each hashes what it is told."""
+        if node not in self.kinds:
+            kind = kind_of(node.meta.get("example_value"))
+            self.kinds[node] = None if kind is None else self.numbers.setdefault(kind, len(self.numbers) + 1)
+        return self.kinds[node]
 
 
 # ---- where one block ends and the next one begins -----------------------------------------------------------------------

@@ -201,15 +201,22 @@ class _Writer:
     @property
     def wide(self) -> torch.dtype:
         """The dtype to compute a distribution in."""
-        return torch.float64 if self.dtype == torch.float64 else torch.float32
+        return torch.float64 if self.dtype in (torch.float64, torch.complex128) else torch.float32
+
+    def numbers(self, make: Callable[[torch.dtype], Node], dtype: torch.dtype) -> Node:
+        """What `make` gives of a dtype; of a complex result, for each of its parts."""
+        if not self.dtype.is_complex:
+            return make(dtype)
+        real = self.wide if dtype == self.wide else self.dtype.to_real()
+        return self.call(aten.complex.default, make(real), make(real))
 
 
 def _rand(w: _Writer, *_: Any, **__: Any) -> Node:
-    return w.uniform(w.dtype)
+    return w.numbers(w.uniform, w.dtype)
 
 
 def _randn(w: _Writer, *_: Any, **__: Any) -> Node:
-    return w.normal(w.dtype)
+    return w.to(_gauss(w, 0.0, 1.0), w.dtype) if w.dtype.is_complex else w.normal(w.dtype)
 
 
 def _integers(w: _Writer, low: Any, high: Any) -> Node:
@@ -247,8 +254,10 @@ def _bernoulli(w: _Writer, p: Any) -> Node:
 
 
 def _uniform(w: _Writer, _like: Any, low: float = 0.0, high: float = 1.0) -> Node:
-    scaled = w.call(aten.mul.Tensor, w.uniform(w.dtype), high - low)
-    return w.call(aten.add.Tensor, scaled, low)
+    def part(dtype: torch.dtype) -> Node:
+        return w.call(aten.add.Tensor, w.call(aten.mul.Tensor, w.uniform(dtype), high - low), low)
+
+    return w.numbers(part, w.dtype)
 
 
 def _normal(w: _Writer, _like: Any, mean: float = 0.0, std: float = 1.0, *_: Any, **__: Any) -> Node:
@@ -260,7 +269,13 @@ def _normal_sized(w: _Writer, mean: float, std: float, *_: Any, **__: Any) -> No
 
 
 def _gauss(w: _Writer, mean: float, std: float) -> Node:
-    return w.call(aten.add.Tensor, w.call(aten.mul.Tensor, w.normal(w.wide), std), mean)
+    """Of complex numbers, the variance is that of both parts together, and each part has the mean, as in eager."""
+    each = std * math.sqrt(0.5) if w.dtype.is_complex else std
+
+    def part(dtype: torch.dtype) -> Node:
+        return w.call(aten.add.Tensor, w.call(aten.mul.Tensor, w.normal(dtype), each), mean)
+
+    return w.numbers(part, w.wide)
 
 
 def _log_of_uniform(w: _Writer) -> Node:

@@ -6,6 +6,7 @@ instead of a fresh one.
 
     python -m tests.opinfo --ops '^softmax' --dtypes float32 --kinds forward,gradient
     python -m tests.opinfo --evaluate          without compilers: lowered graphs run in the evaluator
+    python -m tests.opinfo --interpreter       kernels for a GPU, run by Triton's interpreter on the CPU
     python -m tests.opinfo --device cuda --json out.json
 """
 
@@ -49,6 +50,7 @@ def parsed(arguments: Sequence[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--minutes", type=float, default=0, help="begin no task after so long")
     parser.add_argument("--json", default="", help="a file for all outcomes, written as they come")
     parser.add_argument("--evaluate", action="store_true", help="run lowered graphs in the evaluator, without compilers")
+    parser.add_argument("--interpreter", action="store_true", help="make GPU kernels, and run them in Triton's interpreter")
     parser.add_argument("--backend", default="kgen", help="another back end of torch.compile, to compare with")
     parser.add_argument("--worker", action="store_true", help=argparse.SUPPRESS)
     return parser.parse_args(arguments)
@@ -69,7 +71,8 @@ def work(args: argparse.Namespace) -> None:
     if args.evaluate:
         backend.STAGES = evaluated.STAGES
     torch.set_num_threads(1)
-    config.override(strict=True, **({"cache": False} if args.evaluate else {})).__enter__()
+    cached = not args.evaluate and not args.interpreter
+    config.override(strict=True, gpu_interpreter=args.interpreter, cache=cached).__enter__()
     chosen = torch._dynamo.lookup_backend(args.backend) if args.backend != "kgen" else backend.kgen_backend
     checker = Checker(args.device, chosen, args.samples)
     for line in sys.stdin:

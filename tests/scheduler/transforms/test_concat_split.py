@@ -140,7 +140,7 @@ CASES = {
     "one matmul twice": Case(repeated, (r(70, 50), r(50, 40))),
     "tensors among them": Case(mixed, (r(70, 50), r(50, 40), r(70, 7), r(50, 33)), 2),
     "used by a matmul": Case(used, (r(70, 50), r(50, 40), r(50, 24), r(64, 20)), 2),
-    "five of them": Case(five, (r(70, 50), *(r(50, n) for n in (8, 7, 24, 9, 1))), 2),
+    "five of them": Case(five, (r(70, 50), *(r(50, n) for n in (8, 7, 24, 9, 1)))),
     "parts of values": Case(gradients_of_chunks, (r(4, 30, 50), r(4, 1, 50))),
     "reductions": Case(norms, (r(70, 40), r(70, 48), r(70, 5)), 3),
 }  # fmt: skip
