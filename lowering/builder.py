@@ -350,9 +350,18 @@ class Builder:
         all orders of its dimensions: two gradients of a linear layer read the same matrix, one of them transposed."""
         view = self.as_view(tensor)
         if view is None:
-            view = self.as_view(self.copied(tensor, self.orders.get(tensor, range(tensor.rank))))
+            order = self.orders.get(tensor)
+            copy = self.copied(tensor, range(tensor.rank)) if order is None else self.copied_matrices(tensor, order)
+            view = self.as_view(copy)
         assert view is not None
         return view
+
+    def copied_matrices(self, tensor: Tensor, order: Sequence[int]) -> Tensor:
+        """``copied``, of an operand of a matmul: batches that have the same matrix are one, as a view with stride 0 has it."""
+        if tensor.rank != 3 or tensor.axes[0] in tensor.value.variables():
+            return self.copied(tensor, order)
+        one = replace(tensor, sizes=(ix.ONE, *tensor.sizes[1:]))
+        return replace(self.copied(one, order), sizes=tensor.sizes)
 
     def _as_copied(self, tensor: Tensor) -> Tensor:
         """The tensor, read from the copy that was made of it for a call, if it is elements of memory in another order: the
