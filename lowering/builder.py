@@ -21,7 +21,7 @@ from kgen.ir.nodes import Buffer, Origin, Sizes, TensorArg
 from kgen.ir.ranges import Range, range_of
 from kgen.ir.values import Value
 from kgen.lowering.few_terms import LEAST_REDUCED, are_affordable, are_cheap, are_few, are_last, are_parts, combined
-from kgen.lowering.tensor import Tensor, at, axes, indices, is_empty, number_of, rounded
+from kgen.lowering.tensor import Tensor, at, axes, indices, is_empty, number_of, reshape, rounded
 
 # Up to so many elements rounds of maxima beat the library's partial sort on a CPU; and on a GPU, of so many rows or more
 # (docs/decisions/0032-rows-on-a-gpu.md: others have not been measured).
@@ -40,6 +40,8 @@ MOST_SORTED = 4096
 APART, SHORTEST_RUN, LEAST_COPIED = 4, 32, 1 << 15
 # Operands with more dimensions are not looked for in other orders of these.
 MOST_ORDERED = 4
+# Results with more dimensions are not looked for with some of these as one.
+MOST_JOINED = 6
 
 
 class Builder:
@@ -350,9 +352,18 @@ class Builder:
         all orders of its dimensions: two gradients of a linear layer read the same matrix, one of them transposed."""
         view = self.as_view(tensor)
         if view is None:
-            view = self.as_view(self.copied(tensor, self.orders.get(tensor, range(tensor.rank))))
+            order = self.orders.get(tensor)
+            copy = self.copied(tensor, range(tensor.rank)) if order is None else self.copied_matrices(tensor, order)
+            view = self.as_view(copy)
         assert view is not None
         return view
+
+    def copied_matrices(self, tensor: Tensor, order: Sequence[int]) -> Tensor:
+        """``copied``, of an operand of a matmul: batches that have the same matrix are one, as a view with stride 0 has it."""
+        if tensor.rank != 3 or tensor.axes[0] in tensor.value.variables():
+            return self.copied(tensor, order)
+        one = replace(tensor, sizes=(ix.ONE, *tensor.sizes[1:]))
+        return replace(self.copied(one, order), sizes=tensor.sizes)
 
     def _as_copied(self, tensor: Tensor) -> Tensor:
         """The tensor, read from the copy that was made of it for a call, if it is elements of memory in another order: the
@@ -392,7 +403,15 @@ class Builder:
         self.copied_sizes.add(_kind_of_sizes(tensor))
 
     def stored_copies(self, tensor: Tensor) -> Iterator[Tensor]:
-        """The tensor, read from each of the copies that calls have of it, with its dimensions in any order."""
+        """The tensor, read from each of the copies that calls have of it, with its dimensions in any order, or some as one."""
+        yield from self._in_any_order(tensor)
+        whole = _without_ones(tensor)
+        for sizes in () if is_empty(whole.sizes) else _joined(whole.sizes):
+            if _kind_of_sizes(replace(whole, sizes=sizes)) in self.copied_sizes:
+                for found in self._in_any_order(reshape(whole, sizes)):
+                    yield _with_ones(tensor, reshape(found, whole.sizes).value)
+
+    def _in_any_order(self, tensor: Tensor) -> Iterator[Tensor]:
         yield from self._from_copies(tensor)
         for whole, order in self._orders(tensor):
             for stored in self.placed_copies.get(_permuted(whole, order), ()):
@@ -697,6 +716,19 @@ def _with_ones(tensor: Tensor, value: Value) -> Tensor:
     longer = [k for k, size in enumerate(tensor.sizes) if size != 1]
     own = zip(axes(tensor.sizes[k] for k in longer), longer, strict=True)
     return replace(tensor, value=vs.substitute(value, {v: tensor.indices[k] for v, k in own}))
+
+
+def _joined(sizes: Sizes) -> Iterator[Sizes]:
+    """The sizes of views that have adjacent dimensions as one, in all ways."""
+    if not 2 <= len(sizes) <= MOST_JOINED:
+        return
+    for cuts in itertools.product((False, True), repeat=len(sizes) - 1):
+        if all(cuts):
+            continue
+        found = [sizes[0]]
+        for cut, size in zip(cuts, sizes[1:], strict=True):
+            found = [*found, size] if cut else [*found[:-1], found[-1] * size]
+        yield tuple(found)
 
 
 def _kind_of_sizes(tensor: Tensor) -> tuple[torch.dtype, frozenset[tuple[Expr, int]]]:

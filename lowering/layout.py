@@ -97,7 +97,7 @@ def _in_order(b: Builder, source: Any, given: Any) -> Any:
     order = stride_order(b.symbols.sizes(value.stride()), given.sizes)
     readers = _readers(source)
     if len(readers) == 1:
-        return b.copied(given, order)
+        return b.copied_matrices(given, order)
     if not any(_is_sum(one) for one in readers):
         b.orders[given] = order
     return given

@@ -73,6 +73,7 @@ NATIVE: tuple[Any, ...] = (
     aten.addmm,
     aten.baddbmm,
     aten.bmm,
+    aten.col2im,
     aten.convolution,
     aten.convolution_backward,
     aten.embedding,

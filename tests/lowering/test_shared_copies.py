@@ -129,6 +129,17 @@ SAVED: dict[str, tuple[Callable[..., tuple[Tensor, ...]], list[Tensor], str]] = 
         [torch.randn(2, 5, 6), torch.randn(2, 7, 5)],
         "bmm",
     ),
+    "heads": (lambda x, w: _heads_saved(x, w, lambda c: c), [torch.randn(2, 5, 3, 4), torch.randn(6, 4, 7)], "bmm"),
+    "heads as batches": (
+        lambda x, w: _heads_saved(x, w, lambda c: c.flatten(0, 1).mT),
+        [torch.randn(2, 5, 3, 4), torch.randn(6, 4, 7)],
+        "bmm",
+    ),
+    "rows of heads": (
+        lambda x, w: ((c := (x * 2).relu().transpose(1, 2).contiguous()), c.view(10, 12) @ w),
+        [torch.randn(2, 3, 5, 4), torch.randn(12, 7)],
+        "mm",
+    ),
     "row of an image": (
         lambda x, w: ((x * 2).relu(), torch.conv2d((x * 2).relu().unsqueeze(2), w)),
         [torch.randn(2, 3, 9), torch.randn(4, 3, 1, 2)],
@@ -140,6 +151,12 @@ SAVED: dict[str, tuple[Callable[..., tuple[Tensor, ...]], list[Tensor], str]] = 
         "convolution",
     ),
 }
+
+
+def _heads_saved(x: Tensor, w: Tensor, view: Callable[[Tensor], Tensor]) -> tuple[Tensor, Tensor]:
+    """Heads that are copied for a matmul of batches, which have two dimensions of theirs in one, as einsum writes it."""
+    c = (x * 2).relu().transpose(1, 2).contiguous()
+    return view(c), torch.bmm(c.flatten(0, 1), w)
 
 
 @pytest.mark.parametrize("name", SAVED)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
@@ -52,6 +53,48 @@ def test_windows_of_windows() -> None:
 
 def test_nothing_is_updated_in_memory() -> None:
     made = plans(bilateral, torch.rand(2, 3, 12, 11, requires_grad=True), backward=True)
+    kernels = [one for plan in made.schedules for step in plan.kernels for one in members(step)]
+    assert not any(s.kind == "scatter" for one in kernels for s in one.statements)
+
+
+FOLDS: dict[str, tuple[tuple[int, ...], tuple[int, int], dict[str, Any]]] = {
+    "overlapping": ((2, 27, 30), (10, 3), {"kernel_size": 3, "padding": 1}),
+    "steps": ((2, 147, 9), (12, 13), {"kernel_size": 7, "stride": 4, "padding": 2}),
+    "gaps": ((2, 8, 12), (8, 11), {"kernel_size": 2, "stride": 3}),
+    "dilated": ((2, 18, 56), (10, 9), {"kernel_size": 3, "dilation": 2, "padding": 1}),
+    "dilated steps": ((2, 12, 30), (10, 11), {"kernel_size": (2, 3), "dilation": (3, 2), "stride": (2, 2), "padding": (2, 1)}),
+    "no batch": ((12, 20), (5, 7), {"kernel_size": (2, 3)}),
+    "large": ((1, 121, 16), (14, 14), {"kernel_size": 11}),
+}
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("name", FOLDS)
+def test_folded_columns(name: str, dtype: torch.dtype) -> None:
+    shape, image, options = FOLDS[name]
+    torch._dynamo.reset()
+    x = torch.randn(shape, dtype=dtype)
+    got = torch.compile(lambda x: F.fold(x * 2, image, **options), backend="kgen", fullgraph=True)(x)
+    limit = 2e-2 if dtype is torch.bfloat16 else 1e-5
+    torch.testing.assert_close(got.double(), F.fold(x.double() * 2, image, **options), rtol=limit, atol=2 * limit)
+
+
+@pytest.mark.parametrize("name", ["overlapping", "dilated steps"])
+@pytest.mark.parametrize("dynamic", [False, True])
+def test_gradient_of_columns(name: str, dynamic: bool) -> None:
+    _, image, options = FOLDS[name]
+
+    def fn(x: Tensor) -> Tensor:
+        return F.unfold(x.sin(), **options).exp()
+
+    x = torch.randn(2, 3, *image)
+    got = gradient(torch.compile(fn, backend="kgen", fullgraph=True, dynamic=dynamic), x)
+    torch.testing.assert_close(got.double(), gradient(fn, x.double()), rtol=1e-4, atol=1e-4)
+
+
+def test_columns_are_not_added_in_memory() -> None:
+    made = plans(lambda x: F.unfold(x.sin(), 3, padding=1), torch.rand(2, 3, 12, 11, requires_grad=True), backward=True)
+    assert len(made.schedules[1].kernels) == 1
     kernels = [one for plan in made.schedules for step in plan.kernels for one in members(step)]
     assert not any(s.kind == "scatter" for one in kernels for s in one.statements)
 

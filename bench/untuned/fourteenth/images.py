@@ -172,7 +172,7 @@ def proposals_interact(p: Tensor, roi: Tensor, dynamic: Tensor, n1: Tensor, n2: 
     y = torch.bmm(y, second.view(-1, c, d))
     y = F.relu(F.layer_norm(y, (d,), n2[0], n2[1]))
     y = F.relu(F.layer_norm(F.linear(y.flatten(1), out), (d,), n3[0], n3[1]))
-    return F.layer_norm(p + y, (d,))
+    return F.layer_norm(p + y, (d,), n2[0], n3[0])
 
 
 # ---- cells, residual groups, generators -----------------------------------------------------------------------------------

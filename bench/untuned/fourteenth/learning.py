@@ -122,7 +122,7 @@ def neural_collaborations(
 
 def typed_attention(x: Tensor, kinds: Tensor, source: Tensor, target: Tensor, relation: Tensor, *w: Tensor) -> Tensor:
     """HGT: projections by kinds of nodes, keys and messages by relations, softmax of edges, a gated shortcut."""
-    wq, wk, wv, ra, rm, prior, wo, skip = w
+    wq, wk, wv, ra, rm, prior, wo, skip, gain = w
     n, d = x.shape
     h, size = ra.shape[1], ra.shape[2]
 
@@ -140,7 +140,7 @@ def typed_attention(x: Tensor, kinds: Tensor, source: Tensor, target: Tensor, re
     total = torch.zeros(n, h, dtype=x.dtype, device=x.device).index_add(0, target, e)
     y = torch.zeros(n, h, size, dtype=x.dtype, device=x.device).index_add(0, target, sent * (e / total[target])[..., None])
     gate = torch.sigmoid(skip)[kinds][:, None]
-    return F.layer_norm(gate * of_kinds(F.gelu(y.flatten(1)), wo) + (1 - gate) * x, (d,))
+    return F.layer_norm(gate * of_kinds(F.gelu(y.flatten(1)), wo) + (1 - gate) * x, (d,), gain[0], gain[1])
 
 
 def correct_and_smooth(logits: Tensor, labels: Tensor, known: Tensor, source: Tensor, target: Tensor) -> Tensor:
@@ -357,7 +357,7 @@ def exposures(shocks: Tensor, notional: Tensor, fixed: Tensor, hazard: Tensor, c
     """A swaps book's credit adjustment: Hull-White paths of short rates, bond prices at each date, netted values."""
     steps, paths = shocks.shape
     dt, a = 0.25, 0.05
-    sigma = 0.01 * F.softplus(curve[0])
+    sigma = 0.03 * F.softplus(curve[0])
     x = torch.zeros(paths, dtype=shocks.dtype, device=shocks.device)
     discount = torch.ones_like(x)
     alive, loss = 1.0, 0.0
@@ -418,7 +418,7 @@ def _collaborations(m: Make, b: int, users: int, items: int, d: int) -> list[Ten
 def _typed(m: Make, n: int, e: int, t: int, r: int, h: int, d: int) -> list[Tensor]:
     nets = [*(m(t, h * d, h * d) * (h * d) ** -0.5 for _ in range(3)), *(m(r, h, d, d) * d**-0.5 for _ in range(2))]
     graph = [m(n, h * d), ids(m, t, n), ids(m, n, e), ids(m, n, e), ids(m, r, e)]
-    return [*graph, *nets, m(r, h) * 0.3 + 1, m(t, h * d, h * d) * (h * d) ** -0.5, m(t)]
+    return [*graph, *nets, m(r, h) * 0.3 + 1, m(t, h * d, h * d) * (h * d) ** -0.5, m(t), m(2, h * d)]
 
 
 def _aligned(m: Make, s: int, r: int, d: int, p: int) -> list[Tensor]:
@@ -462,7 +462,7 @@ def _averages(m: Make, r: int, c: int, n: int) -> list[Tensor]:
 
 
 def _book(m: Make, steps: int, paths: int, n: int) -> list[Tensor]:
-    return [m(steps, paths), m(n), m(n) + 1, m(steps), m(steps + 1)]
+    return [m(steps, paths), m(n), m(n) * 0.1 + 1, m(steps), m(steps + 1)]
 
 
 BLOCKS: tuple[Block, ...] = (
@@ -470,7 +470,7 @@ BLOCKS: tuple[Block, ...] = (
     Sized(interest_evolution, _evolution, (4, 3, 9, 6), SINGLE, tf32=True).block(
         "interest evolution", 1024, 20, 63001, 128, training=True
     ),
-    Sized(multinomial_autoencoder, _users, (4, 13, 6, 3), SINGLE, tf32=True).block(
+    Sized(multinomial_autoencoder, _users, (9, 31, 6, 3), SINGLE, tf32=True).block(
         "multinomial autoencoder", 500, 20108, 600, 200, training=True
     ),
     Sized(caser, _caser, (4, 3, 9, 5, 6), SINGLE, tf32=True).block("caser", 4096, 5, 30011, 50003, 50, training=True),
@@ -505,5 +505,5 @@ BLOCKS: tuple[Block, ...] = (
     Sized(
         count_sketch, lambda m, d, n, q: [ids(m, 1000003, n), m(n), ids(m, 2**24, d), ids(m, 1000003, q)], (3, 90, 20), SINGLE
     ).block("count sketch", 5, 2000003, 100003),
-    Sized(exposures, _book, (3, 11, 4), SINGLE).block("exposures", 20, 65537, 12, training=True),
+    Sized(exposures, _book, (3, 41, 9), SINGLE).block("exposures", 20, 65537, 12, training=True),
 )

@@ -198,7 +198,7 @@ class Slots:
             starts = dict(zip(one.axes, map(str, indices), strict=True))
             indices = [self._indices(axis, start) for axis, start in starts.items()]
         known = [a for a in one.axes if a in starts and self.problem.template.block(a)]
-        axis = next((a for a in known if one.load is None and adjacent_count(one.value, one.loops[a])), None)
+        axis = next((a for a in known if one.load is None and self._has_runs(one, a)), None)
         ordered = {a: start for a, start in starts.items() if a in aligned and a != axis}
         emitter = self.emitter(one.axes, indices, one.loops, {}, within=Within(inside, end, ordered))
         emitter.suffix = f"_{name}" if own else ""
@@ -226,6 +226,11 @@ class Slots:
             text = f"tl.where({emitter.inside(axis)}, {text}, -1)"
         emitter.outer.lines.append(f"{name} = {text}")
         return emitter.finish()
+
+    def _has_runs(self, one: Input, axis: str) -> bool:
+        """Whether a tile has whole runs of neighbours that come from the same elements: one column has a part of one."""
+        count = adjacent_count(one.value, one.loops[axis])
+        return count > 0 and self._blocks(one)[axis] % count == 0
 
     def _joined(self, emitter: TileEmitter, one: Input, axis: str, start: str) -> str:
         """A tile whose neighbours along `axis` come from the same elements: each of them is computed on a tile of those."""

@@ -117,3 +117,17 @@ def test_they_compile(template: str, arch: int) -> None:
     with forced(template, smallest, runs=False) as made:
         compiled(fn, *args)
     assert triton.compile_kernels(made.matmuls, arch)
+
+
+@pytest.mark.interpret
+def test_a_tile_of_one_column_has_no_run_of_neighbours() -> None:
+    """The gradient of a dilated convolution in steps, as matmuls of one row: 4 columns each are made of the same elements."""
+
+    def f(g: Tensor, x: Tensor, w: Tensor) -> Tensor:
+        made: Tensor = torch.ops.aten.convolution_backward(g, x, w, None, [2], [0], [3], False, [0], 2, [True, False, False])[0]
+        return made
+
+    torch._dynamo.reset()
+    args = [torch.randn(3, 2, 1).bfloat16(), torch.randn(3, 2, 8).bfloat16(), torch.randn(2, 1, 3).bfloat16()]
+    run = torch.compile(f, backend="kgen", fullgraph=True, options={"gpu_interpreter": True, "strict": True, "cache": False})
+    torch.testing.assert_close(run(*args).double(), f(*(a.double() for a in args)), rtol=1e-2, atol=1e-2)
