@@ -61,8 +61,14 @@ def wholes(f: Callable[..., Any], *args: Tensor) -> list[bool]:
     return [one.name in results for one in graph.buffers.values() if one.parts]
 
 
+def _name(value: Any) -> str:
+    return getattr(value, "__name__", str(value))
+
+
 @pytest.mark.parametrize(
-    ("f", "lengths"), [(differences, EVEN), (uneven, LENGTHS), (across, LENGTHS), (scaled, LENGTHS), (halves, LENGTHS)], ids=str
+    ("f", "lengths"),
+    [(differences, EVEN), (uneven, LENGTHS), (across, LENGTHS), (scaled, LENGTHS), (halves, LENGTHS)],
+    ids=_name,
 )
 def test_no_concatenation_is_stored(f: Callable[..., Any], lengths: Sequence[int]) -> None:
     assert wholes(f, *parts(lengths)) == [True]
@@ -100,7 +106,7 @@ def widened(*x: Tensor) -> Tensor:
 
 
 @pytest.mark.parametrize(
-    ("f", "other"), [(returned, True), (summed, False), (turned, False), (widened, False), (short_runs, False)], ids=str
+    ("f", "other"), [(returned, True), (summed, False), (turned, False), (widened, False), (short_runs, False)], ids=_name
 )
 def test_one_that_is_needed_is_stored(f: Callable[..., Any], other: bool) -> None:
     assert wholes(f, *parts()) == [other]
