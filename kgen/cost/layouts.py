@@ -42,6 +42,10 @@ TAP = 0.4
 # Bytes of a load. cuDNN has fast depthwise kernels for channels in rows of whole loads alone: with 65 channels of 16 bits 4 x 4
 # taps took it 418 us, torch's kernel 77; with 3 channels of 32 bits 11 x 11 took 158 and 100 (H200, 2026-11-27, bench.untuned).
 LOAD = 16
+# Operations of a GPU's library, on numbers of 16 bits and in TF32, in the time in which a byte moves; and how much longer they
+# take along rows that begin at so many bytes (`kgen/cost/model.py:ALIGNED_SHARE`).
+RATE_OF_HALVES, LONGER_OF_HALVES = 150.0, {16: 0.0, 8: 4.0, 4: 3.5, 2: 6.0}
+RATE_OF_ROUNDED, LONGER_OF_ROUNDED = 75.0, {16: 0.0, 8: 0.4, 4: 2.3}
 
 
 def has_whole_loads(channels: int, dtype: torch.dtype) -> bool:
@@ -81,7 +85,21 @@ def channels_first(
         return int(sum(map(_bytes, images)) * share)
     whole = [one for one in images if has_whole_loads(one.shape[1], one.dtype)]
     filters = COPIED * len(images) * _bytes(weight) if kind == "dense" and whole else 0.0
-    return int(sum(map(_bytes, whole)) * share + filters)
+    waiting = _unaligned(images, weight) if kind == "pointwise" and len(whole) == len(images) else 0.0
+    return int(sum(map(_bytes, whole)) * share + filters + waiting)
+
+
+def _unaligned(images: Sequence[torch.Tensor], weight: torch.Tensor) -> float:
+    """Bytes that move in the time that a GPU's library takes more for matmuls along rows of positions that are no whole loads:
+    those of 65 x 129 positions took 400 us, where 7 GFLOP of channels side by side take 20."""
+    if not has_whole_loads(weight.shape[0], weight.dtype):
+        return 0.0
+    size = weight.dtype.itemsize
+    aligned = math.gcd(LOAD, math.prod(images[0].shape[2:]) * size)
+    narrow = size == torch.float16.itemsize
+    rate, longer = (RATE_OF_HALVES, LONGER_OF_HALVES) if narrow else (RATE_OF_ROUNDED, LONGER_OF_ROUNDED)
+    flops = 2 * images[0].shape[0] * math.prod(images[0].shape[2:]) * weight.numel() * len(images)
+    return flops / rate * longer[aligned]
 
 
 def _kind(weight: torch.Tensor, groups: int) -> str:

@@ -476,6 +476,16 @@ def test_transposed_groups_have_channels_last_where_the_library_is_faster(
         same(torch.compile(turn, backend="kgen", options={"cache": False})(image), turn(image))
 
 
+@pytest.mark.parametrize(("width", "pays"), [(129, True), (128, False)])
+def test_a_gpus_matmuls_along_odd_numbers_of_positions_pay(width: int, pays: bool) -> None:
+    """For more than a copy of the image takes, where its channels are whole loads."""
+    with FakeTensorMode():
+        image, odd = (torch.empty(8, n, 65, width, dtype=torch.bfloat16, device="cuda") for n in (512, 509))
+        weight, least = (torch.empty(256, n, 1, 1, dtype=torch.bfloat16, device="cuda") for n in (512, 509))
+    assert (costs.channels_first([image], weight, 1) > costs.copy(image)) == pays
+    assert costs.channels_first([odd], least, 1) == 0
+
+
 def test_a_gpus_filters_of_small_images_count() -> None:
     """A library that reorders images reorders filters as well, and their gradient."""
     with FakeTensorMode():
