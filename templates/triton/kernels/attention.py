@@ -126,12 +126,7 @@ class _Attention(KernelTemplate):
         return Facts(parts_of(problem, "d"), parts_of(problem, "v"), problem.middles["scores"].factor)
 
     def seconds(self, problem: Problem, config: Config) -> float:
-        widths = _width(problem, "d"), _width(problem, "v")
-        longer = BY_KEYS[config.BLOCK_N] * (ONE_STAGE if config.STAGES == 2 else 1.0)
-        longer *= OF_LARGE if min(config.BLOCK_M, config.BLOCK_D) >= LARGE else 1.0
-        longer *= max(LEAST_OF_SLOT, 1 - attention_estimate.slot_work(problem, config, filled=True) / SLOT)
-        needs, chain = self.resources(problem, config), _chain(problem, config, widths)
-        return longer * attention_estimate.seconds(problem, config, needs, widths, filled=True, chain=chain)
+        return _seconds(self.resources(problem, config), problem, config, _chain(problem, config))
 
     def is_measured(self, sizes: MatrixSizes, arch: int) -> bool:
         return attention_estimate.is_measured(sizes, arch, MEASURED, KEYS)
@@ -161,7 +156,8 @@ class MultipliedAttention(_Attention):
         longer = MULTIPLIED * (OF_LARGE if config.BLOCK_M >= LARGE else 1.0)
         multiplying = attention_estimate.step_seconds(problem, config, "multiplied")
         square = (config.BLOCK_M, config.BLOCK_N, config.BLOCK_D) == SQUARE
-        return (OF_SQUARE if square else 1.0) * (_Attention.seconds(self, problem, config) + longer * multiplying)
+        usual = _seconds(self.resources(problem, config), problem, config, 0.0)  # what multiplies hides what tiles wait for
+        return (OF_SQUARE if square else 1.0) * (usual + longer * multiplying)
 
     def is_measured(self, sizes: MatrixSizes, arch: int) -> bool:
         return attention_estimate.is_measured(sizes, arch)
@@ -193,9 +189,18 @@ def _tiles(problem: Problem) -> Iterator[tuple[int, int, int, int]]:
     yield from (row for row in tables[head] if not few or row[0] <= ASYNCHRONOUS)
 
 
-def _chain(problem: Problem, config: Config, widths: tuple[int, int]) -> float:
+def _seconds(needs: Resources, problem: Problem, config: Config, chain: float) -> float:
+    """The time of a kernel whose programs need so much; one alone takes `chain` seconds for a tile of scores at least."""
+    widths = _width(problem, "d"), _width(problem, "v")
+    longer = BY_KEYS[config.BLOCK_N] * (ONE_STAGE if config.STAGES == 2 else 1.0)
+    longer *= OF_LARGE if min(config.BLOCK_M, config.BLOCK_D) >= LARGE else 1.0
+    longer *= max(LEAST_OF_SLOT, 1 - attention_estimate.slot_work(problem, config, filled=True) / SLOT)
+    return longer * attention_estimate.seconds(problem, config, needs, widths, filled=True, chain=chain)
+
+
+def _chain(problem: Problem, config: Config) -> float:
     """Seconds of one tile of scores in a program, whatever the other ones do."""
-    size = config.BLOCK_N * sum(widths) * problem.inputs["K"].dtype.itemsize
+    size = config.BLOCK_N * (_width(problem, "d") + _width(problem, "v")) * problem.inputs["K"].dtype.itemsize
     return (CHAIN + size * (OF_ROUNDED if problem.tf32 else OF_BYTES)) * (UNSTAGED if config.STAGES == 2 else 1.0)
 
 
