@@ -108,7 +108,7 @@ def ordered(x: Tensor) -> Tensor:
     return x.sort(0).values * 2
 
 
-@pytest.mark.parametrize(("fn", "shape", "kernels"), [(far_from_median, (4096, 9), 1), (ordered, (16, 600, 32), 2)])
+@pytest.mark.parametrize(("fn", "shape", "kernels"), [(far_from_median, (4096, 9), 1), (ordered, (16, 600, 32), 1)])
 def test_kernels(fn: Callable[[Tensor], Tensor], shape: tuple[int, ...], kernels: int) -> None:
     """Of an element that is read alone the rest of the network is gone; all elements are stored by one kernel."""
     plan = planned(fn, torch.randn(shape))
