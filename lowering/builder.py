@@ -360,7 +360,7 @@ class Builder:
 
     def copied_matrices(self, tensor: Tensor, order: Sequence[int]) -> Tensor:
         """``copied``, of an operand of a matmul: batches that have the same matrix are one, as a view with stride 0 has it."""
-        if tensor.rank != 3 or tensor.axes[0] in tensor.value.variables():
+        if tensor.rank != 3 or is_empty(tensor.sizes) or tensor.axes[0] in tensor.value.variables():
             return self.copied(tensor, order)
         one = replace(tensor, sizes=(ix.ONE, *tensor.sizes[1:]))
         return replace(self.copied(one, order), sizes=tensor.sizes)
