@@ -461,7 +461,8 @@ class Emitter:
         last lane say whether they do."""
         vector, printer = self.nest.vector, self._index(offset)
         index = printer.vectorized(offset)
-        steps = None if vector is None else steps_of(offset, vector, self.nest.lanes)
+        by_data = any(self.varies(atom.value) for atom in ix.indirects(offset))  # no end of the lanes is known then
+        steps = None if vector is None or by_data else steps_of(offset, vector, self.nest.lanes)
         kind = "" if steps is None else steps.kind(self.nest.lanes)
         if vector is None or not kind or (given and kind == "number"):
             return f"gather{suffix}<L>({pointer}, {index}{given}, {self._active()})"

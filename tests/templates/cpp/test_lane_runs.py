@@ -103,3 +103,14 @@ def test_quotients_of_lanes(by: int) -> None:
     assert "floordiv_" not in source_of(f, x)
     torch._dynamo.reset()
     assert torch.equal(torch.compile(f, backend="kgen")(x), f(x))
+
+
+def test_quotients_of_data_are_no_runs() -> None:
+    """Of an enlarged image columns are read at indices from data: the first lane says nothing of the last one."""
+    x, at = torch.randn(1, 2, 4, 3), torch.tensor([-1, 0, -1, 0, 0, 5, 2])
+
+    def columns(x: Tensor, at: Tensor) -> Tensor:
+        return F.interpolate(x * 2, scale_factor=2)[..., at] * 2
+
+    made = torch.compile(columns, backend="kgen", options={"cache": False, "strict": True})(x, at)
+    torch.testing.assert_close(made, columns(x, at))
