@@ -1,4 +1,4 @@
-"""Attention of unlike shapes on a GPU: each configuration of a template, beside its estimate, and beside kgen's own choice.
+"""Attention of unlike shapes on a GPU: each configuration of a template beside kgen's own choice; `--json` has estimates, too.
 
 python -m bench.attention_calibration --json out/calibration.json               # about four minutes with 16 cores
 python -m bench.attention_calibration --only text one --modes bf16 tf32

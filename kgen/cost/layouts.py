@@ -90,8 +90,9 @@ def channels_first(
 
 
 def _unaligned(images: Sequence[torch.Tensor], weight: torch.Tensor) -> float:
-    """Bytes that move in the time that a GPU's library takes more for matmuls along rows of positions that are no whole loads:
-    those of 65 x 129 positions took 400 us, where 7 GFLOP of channels side by side take 20."""
+    """Bytes that move in the time that a GPU's library takes more for matmuls along rows of positions that are no whole loads.
+    With channels last in their place, blocks with images of 65 x 129, 65 x 65 and 49 x 49 took .50, .57 and .65 of their time
+    (H200, 2026-12-01, bench.untuned, docs/decisions/0056-attention-of-few-rows-or-keys.md)."""
     if not has_whole_loads(weight.shape[0], weight.dtype):
         return 0.0
     size = weight.dtype.itemsize

@@ -70,8 +70,7 @@ MULTIPLIED = 0.85
 OF_SQUARE, SQUARE = 1.15, (64, 64, 128)
 # What one tile of scores takes a program from the arrival of its keys to the sums: seconds, seconds for each byte of keys and
 # values, those of TF32, and how many times longer it takes with no tile on its way (H200, 2026-12-01,
-# bench.attention_calibration: 38 shapes, of which the estimate chose configurations that took 1.05 times the best ones' time
-# in bfloat16, and 1.03 in TF32).
+# bench.attention_calibration: 38 shapes, docs/decisions/0056-attention-of-few-rows-or-keys.md).
 CHAIN, OF_BYTES, OF_ROUNDED, UNSTAGED = 0.35e-6, 0.018e-9, 0.032e-9, 1.2
 # Padded heads that were measured, and the fewest keys. Of 32 elements the estimate is too high: 1,024 keys of 512 heads took
 # .67 of it (H200, 2026-11-29: 234 us, where Inductor's matmuls and softmax take 1,317). Longer heads in TF32 take longer than
