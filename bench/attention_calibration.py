@@ -68,6 +68,11 @@ class Shape:
         count = max(1, min(MOST_SETS, math.ceil(COLD / size))) if device == "cuda" else 1
         return [[one(self.rows), one(self.keys), one(self.keys)] for _ in range(count)]
 
+    @property
+    def written(self) -> Callable[[Tensor, Tensor, Tensor], Tensor]:
+        scale = self.head**-0.5
+        return lambda q, k, v: F.softmax(q @ k.mT * scale, -1) @ v
+
     def parts(self) -> list[int]:
         parts = 1
         while self.rows <= FEW and math.prod(self.batch) * parts < PROGRAMS and self.keys // (2 * parts) >= PART:
@@ -135,10 +140,7 @@ class _Row:
         self.entries: list[Entry] = []
         self.columns: dict[str, Any] = {"name": shape.name, "mode": mode, "failed": {}, "estimates": {}}
         few = math.prod(shape.batch) * shape.rows * shape.keys < MOST_SCORES
-        self.want = self.written(*(t.double() for t in self.sets[0])).float() if few else None
-
-    def written(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        return F.softmax(q @ k.mT * self.shape.head**-0.5, -1) @ v
+        self.want = shape.written(*(t.double() for t in self.sets[0])).float() if few else None
 
     def add(self, name: str, call: Callable[..., Any], context: AbstractContextManager[Any] | None = None) -> None:
         entry = Entry(name)
@@ -151,15 +153,12 @@ class _Row:
 
     def compiled(self) -> Callable[..., Any]:
         torch._dynamo.reset()
-        scale = self.shape.head**-0.5
-        function = copy_of(lambda q, k, v: F.softmax(q @ k.mT * scale, -1) @ v)
-        return torch.compile(function, backend="kgen", fullgraph=True, options=self.options)
+        return torch.compile(copy_of(self.shape.written), backend="kgen", fullgraph=True, options=self.options)
 
     def prepare(self) -> None:
-        self.add("eager", self.written)
+        self.add("eager", self.shape.written)
         self.add("library", F.scaled_dot_product_attention)
-        scale = self.shape.head**-0.5
-        self.add("inductor", torch.compile(copy_of(lambda q, k, v: F.softmax(q @ k.mT * scale, -1) @ v), fullgraph=True))
+        self.add("inductor", torch.compile(copy_of(self.shape.written), fullgraph=True))
         self.add("kgen", self.compiled())
         with patch.object(attention.Attention, "uncalibrated", lambda *_: None):
             self.add("calibrated", self.compiled())
