@@ -18,7 +18,7 @@ from kgen.ir import index as ix
 from kgen.ir import nodes as ir
 from kgen.ir import ops
 from kgen.ir import values as vs
-from kgen.ir.program import Contract, Elementwise, Program, Softmax
+from kgen.ir.program import Axes, Contract, Elementwise, Program, Softmax
 from kgen.templates.contract import Config
 from kgen.templates.problem import Input, Problem, memoised_at_sizes
 from kgen.unusable import usable
@@ -376,11 +376,10 @@ def program_seconds(problem: Problem, program: Program) -> float:
 
 def _short_batches(problem: Problem, program: Program) -> float:
     """Seconds of a GPU's library's one call for a program's many batches of few rows, one after the other on each SM."""
-    steps = [step.axes for step in program.steps if isinstance(step, Softmax)]
+    steps = _axes_of_softmaxes(program)
     if problem.device.kind != "cuda" or not steps or max(problem.size(axes[-2]) for axes in steps) > ROWS_OF_CALL:
         return 0.0
-    batches = max(math.prod(map(problem.size, axes[:-2])) for axes in steps)
-    return batches / problem.device.compute_units * SHORT_BATCH
+    return _batches(problem, steps) / problem.device.compute_units * SHORT_BATCH
 
 
 def _share_of_unaligned(problem: Problem, program: Program, step: Contract) -> float:
@@ -394,7 +393,7 @@ def _share_of_unaligned(problem: Problem, program: Program, step: Contract) -> f
 
 def _share_of_few_rows(problem: Problem, program: Program) -> float:
     """What is left of a GPU's memory rate in the library's matmuls of a program, if it has few rows."""
-    rows = [problem.size(step.axes[-2]) for step in program.steps if isinstance(step, Softmax)]
+    rows = [problem.size(axes[-2]) for axes in _axes_of_softmaxes(program)]
     few = problem.device.kind == "cuda" and bool(rows) and max(rows) <= FEW
     return SHARE_OF_FEW[problem.main_dtype.itemsize > HALF] if few else 1.0
 
@@ -402,12 +401,21 @@ def _share_of_few_rows(problem: Problem, program: Program) -> float:
 def _longest_batch(problem: Problem, program: Program) -> float:
     """Seconds in which a program of a GPU's library's one call reads the columns' operands of a batch, which it does not share
     with others."""
-    steps = [step.axes for step in program.steps if isinstance(step, Softmax)]
+    steps = _axes_of_softmaxes(program)
     if problem.device.kind != "cuda" or not steps:
         return 0.0
-    batches = max(1, *(math.prod(map(problem.size, axes[:-2])) for axes in steps))
     columns = [one.name for one in problem.inputs.values() if any(axes[-1] in one.axes for axes in steps)]
-    return sum(map(problem.bytes_of_operand, columns)) / batches / READ_BY_A_PROGRAM
+    return sum(map(problem.bytes_of_operand, columns)) / max(1, _batches(problem, steps)) / READ_BY_A_PROGRAM
+
+
+def _axes_of_softmaxes(program: Program) -> list[Axes]:
+    """Batches, rows and columns of each."""
+    return [step.axes for step in program.steps if isinstance(step, Softmax)]
+
+
+def _batches(problem: Problem, steps: Sequence[Axes]) -> int:
+    """The most batches that one of some steps has."""
+    return max(math.prod(map(problem.size, axes[:-2])) for axes in steps)
 
 
 def _reads_elements(problem: Problem) -> bool:
