@@ -14,6 +14,8 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.fx import GraphModule, Node
 
+from kgen.capture.operators import put_in_place
+
 __all__ = ["keep_margin_losses"]
 
 REDUCTIONS = {"none": 0, "mean": 1, "sum": 2}
@@ -97,6 +99,4 @@ def _of_labels(
 def _replace(gm: GraphModule, node: Node, operator: Any, arguments: tuple[Any, ...]) -> None:
     with gm.graph.inserting_before(node):
         new = gm.graph.call_function(operator, arguments)
-    new.meta = dict(node.meta)
-    node.replace_all_uses_with(new)
-    gm.graph.erase_node(node)
+    put_in_place(new, node)

@@ -107,6 +107,13 @@ def _same_storage(node: Any, source: Any) -> bool:
     return bool(mine == below)
 
 
+def put_in_place(new: Node, old: Node) -> None:
+    """Gives a call the readers and the notes of another one, which is erased."""
+    new.meta = dict(old.meta)
+    old.replace_all_uses_with(new)
+    old.graph.erase_node(old)
+
+
 def operator_name(target: Any) -> str:
     """``aten.add.Tensor`` for an OpOverload; the qualified Python name for anything else."""
     namespace = getattr(target, "namespace", None)

@@ -13,6 +13,8 @@ from typing import Any
 import torch
 from torch.fx import GraphModule, Node
 
+from kgen.capture.operators import put_in_place
+
 __all__ = ["BACKWARDS", "shorten_pool_positions"]
 
 aten = torch.ops.aten
@@ -123,6 +125,4 @@ def _replace(gm: GraphModule, node: Node, windows: tuple[list[int], ...]) -> Non
         taps.meta["val"] = _fake_taps(positions.meta["val"])
     with gm.graph.inserting_before(node):
         new = gm.graph.call_function(torch.ops.kgen.tapped_pool_backward.default, (grad, taps, x, *windows))
-    new.meta = dict(node.meta)
-    node.replace_all_uses_with(new)
-    gm.graph.erase_node(node)
+    put_in_place(new, node)

@@ -14,6 +14,8 @@ import torch
 from torch.fx import GraphModule, Node
 from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
+from kgen.capture.operators import put_in_place
+
 __all__ = ["RESAMPLE", "RESAMPLERS", "keep_resampling_whole", "taken_apart"]
 
 aten = torch.ops.aten
@@ -121,9 +123,7 @@ def _replace(gm: GraphModule, node: Node, call: tuple[Any, ...], drop: bool) -> 
             new = gm.graph.call_function(torch.clone, (x,), {"memory_format": layout})
         else:
             new = gm.graph.call_function(RESAMPLE, call)
-    new.meta = dict(node.meta)
-    node.replace_all_uses_with(new)
-    gm.graph.erase_node(node)
+    put_in_place(new, node)
 
 
 def _layout(x: torch.Tensor) -> torch.memory_format | None:
